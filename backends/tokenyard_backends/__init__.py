@@ -1,0 +1,1 @@
+"""Attention backends, one folder each: plugin.py (imports nothing heavy) and backend.py."""

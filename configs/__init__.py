@@ -1,0 +1,1 @@
+"""The Hydra configs of Tokenyard: `hydra.searchpath: [pkg://tokenyard.configs]`."""

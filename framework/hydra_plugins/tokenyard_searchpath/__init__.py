@@ -1,0 +1,1 @@
+"""Found by Hydra itself; see search_path.py."""

@@ -1,0 +1,124 @@
+"""EngineConfig: everything an engine is launched with, as frozen dataclasses.
+
+Defaults live here and nowhere else; the Hydra groups of `tokenyard.configs` only name components. A group's dataclass
+holds what the core itself reads; `options` holds the chosen component's own typed options, taken from the same group
+(for a policy: from `scheduler.policy`). Hydra's DictConfig ends in `tokenyard.launch`, which builds these once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class NoOptions:
+    """The options type of a component that has none."""
+
+
+NO_OPTIONS = NoOptions()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Group `model`: which model, and how it is loaded."""
+
+    name: str = "smollm2-135m"  # the default model's name, a folder, or a .gguf file
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto = the checkpoint's own
+    max_model_len: int | None = None  # prompt + output tokens; None = the model's own limit
+    seed: int | None = None  # of unseeded sampling; None = the top-level seed
+    quantization: None = None  # none is available yet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Group `scheduler`: the mechanism's limits; `policy` names what steers it."""
+
+    name: str = "batch"
+    max_num_seqs: int = 64  # requests running at once
+    max_num_batched_tokens: int = 2048  # tokens of one step, prefill and decode together
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0  # longest prefill chunk of one request in a step; 0 = the whole budget
+    policy: PolicyConfig | None = None  # None for a scheduler that takes no policy
+    options: object = NO_OPTIONS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyConfig:
+    """Group `scheduler`, node `policy`."""
+
+    name: str = "fcfs"
+    options: object = NO_OPTIONS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVCacheConfig:
+    """Group `kv_cache`. `num_blocks` wins over `memory`, which wins over the share of free memory."""
+
+    name: str = "paged"
+    block_size: int = 16  # tokens per block
+    num_blocks: int | None = None
+    memory: str | int | None = None  # bytes, or text such as "512MiB"; None: CPU a quarter of free RAM, at most 4 GiB
+    gpu_memory_utilization: float = 0.92  # share of a GPU's memory for weights, activations and K/V
+    enable_prefix_caching: bool = True
+    options: object = NO_OPTIONS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionConfig:
+    """Group `attention`: a backend by name, or `auto` = the first that runs here."""
+
+    name: str = "auto"
+    options: object = NO_OPTIONS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorConfig:
+    """Group `executor`."""
+
+    name: str = "inproc"
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto = a GPU where there is one
+    tensor_parallel_size: Literal[1] = 1  # more than one rank is not available yet
+    num_threads: int | None = None  # CPU threads; None = OMP_NUM_THREADS, else the physical cores
+    options: object = NO_OPTIONS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopConfig:
+    """Group `engine`: the engine loop."""
+
+    name: str = "sync"
+    process: Literal["in"] = "in"  # an engine in its own process is not available yet
+    options: object = NO_OPTIONS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObserverConfig:
+    """One entry of `observers`: an observer by name with its options."""
+
+    name: str
+    options: object = NO_OPTIONS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginsConfig:
+    """Group `plugins`: which installed plugins may be loaded. Built-in ones can be disabled but need no allowing."""
+
+    allow: tuple[str, ...] | None = None  # None = all; [] = no third-party plugin; else entry points or distributions
+    disabled: tuple[str, ...] = ()
+    strict: bool = False  # any plugin that is broken or in conflict is an error, chosen or not
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """A whole engine. `plugins` says what may be loaded, the other groups what is used."""
+
+    engine: LoopConfig = field(default_factory=LoopConfig)
+    scheduler: SchedulerConfig = field(default_factory=lambda: SchedulerConfig(policy=PolicyConfig()))
+    kv_cache: KVCacheConfig = field(default_factory=KVCacheConfig)
+    attention: AttentionConfig = field(default_factory=AttentionConfig)
+    executor: ExecutorConfig = field(default_factory=ExecutorConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    plugins: PluginsConfig = field(default_factory=PluginsConfig)
+    observers: tuple[ObserverConfig, ...] = ()
+    seed: int = 0  # the default of model.seed, workloads and policies

@@ -1,0 +1,125 @@
+"""AttentionBackend: paged attention over a K/V cache, one object per worker."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSpec:
+    """What the layers of one KV group ask of a backend. Data types are named as in torch, without the prefix."""
+
+    device_type: str  # cpu, cuda, ...
+    dtype: str  # of query, key, value and output: float32, bfloat16, float16
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int  # of query and key
+    v_head_dim: int
+    block_size: int
+    causal: bool = True
+    sliding_windows: frozenset[int] = frozenset()  # every window that some layer uses, in tokens; empty = none
+    soft_caps: frozenset[float] = frozenset()
+    has_sinks: bool = False
+    kv_cache_dtype: str = "auto"  # auto = dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVCacheLayout:
+    """Shapes of the key and the value cache of one layer for a given number of blocks."""
+
+    key_shape: tuple[int, ...]
+    value_shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionBatch:
+    """One step's metadata of one KV group, on the worker's device. N = sequences, T = scheduled tokens.
+
+    Sequence i owns query rows query_start_loc[i] : query_start_loc[i + 1]; they are the last of its seq_lens[i] tokens.
+    `query_lens` and `context_lens` are the same facts as Python ints, for plans that are made on the host.
+    """
+
+    query_start_loc: torch.Tensor  # [N + 1] int32
+    seq_lens: torch.Tensor  # [N] int32, K/V length after this step's tokens are written
+    block_table: torch.Tensor  # [N, max_blocks] int32; entries past the sequence's blocks are arbitrary
+    slot_mapping: torch.Tensor  # [T] int64: block id * block_size + offset of each scheduled token
+    query_lens: Sequence[int]  # [N]
+    context_lens: Sequence[int]  # [N] seq_lens on the host
+    max_query_len: int
+    max_seq_len: int
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.query_lens)
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.slot_mapping.shape[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionLayer:
+    """What differs from layer to layer."""
+
+    index: int  # position among the model's attention layers
+    group: int = 0  # KV group
+    scale: float = 1.0  # multiplies q.k
+    sliding_window: int | None = None  # a token sees itself and the window - 1 before it
+    soft_cap: float | None = None  # cap * tanh(score / cap)
+    sinks: torch.Tensor | None = None  # [num_heads] logits that join each softmax's denominator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionBackendContext:
+    """What a backend's factory is given, in the worker process."""
+
+    spec: AttentionSpec
+    device: torch.device
+    num_threads: int
+
+
+class AttentionBackend(ABC):
+    """Called by the model runner in the worker process: `plan` once a step and KV group, `forward` once a layer.
+
+    The contract is numeric: within the tolerance of the data type, `forward` equals softmax attention in float64 over
+    exactly the tokens that the block tables name. K and V of a step are written before anything of the step is read,
+    also for a sequence that another sequence of the same step shares blocks with. What unwritten cache slots, unused
+    blocks or the tail of a block table contain (NaN included) never reaches the output.
+    """
+
+    @classmethod
+    @abstractmethod
+    def supports(cls, spec: AttentionSpec) -> list[str]:
+        """Reasons why this backend cannot serve `spec`; empty = it can. Imports nothing heavy beyond torch."""
+
+    @abstractmethod
+    def kv_cache_layout(self, spec: AttentionSpec, num_blocks: int) -> KVCacheLayout:
+        """Shapes of the caches; the default layout is NHD, [num_blocks, block_size, num_kv_heads, head_dim] each."""
+
+    @abstractmethod
+    def plan(self, batch: AttentionBatch) -> object:
+        """Prepare a step; the result is passed to each `forward` of the group in this step and then dropped."""
+
+    @abstractmethod
+    def forward(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,  # [T, num_heads, head_dim]
+        key: torch.Tensor,  # [T, num_kv_heads, head_dim]
+        value: torch.Tensor,  # [T, num_kv_heads, v_head_dim]
+        kv_cache: tuple[torch.Tensor, torch.Tensor],
+        plan: object,
+        out: torch.Tensor,  # [T, num_heads, v_head_dim], written
+        lse: torch.Tensor | None = None,  # [T, num_heads] float32, written with natural-log sums when given
+    ) -> None:
+        """Write `key` and `value` to the cache, attend, and write `out`.
+
+        A backend without log-sum-exp raises NotImplementedError when `lse` is given.
+        """

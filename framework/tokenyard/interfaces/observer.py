@@ -1,0 +1,27 @@
+"""Observer: told what the engine did, a step at a time; changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenyard.engine_outputs import EngineCoreOutputs
+    from tokenyard.scheduler_output import SchedulerOutput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObserverContext:
+    """What an observer's factory is given."""
+
+    seed: int
+
+
+class Observer:
+    """Called by the engine loop after each step, in the engine process. An exception in it disables it, with a warning."""
+
+    def on_step(self, output: SchedulerOutput, result: EngineCoreOutputs, now: float) -> None:
+        """One step is done; `now` is engine-clock seconds."""
+
+    def on_shutdown(self) -> None:
+        """The engine stops."""

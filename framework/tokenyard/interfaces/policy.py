@@ -1,0 +1,204 @@
+"""SchedulingPolicy: the decisions that steer a scheduler, each optional."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from tokenyard.request import FinishReason
+
+
+class AdmitDecision(NamedTuple):
+    """`accept`, `reject` (the request ends with an error that gives the reason) or `defer` (asked again later)."""
+
+    kind: str
+    reason: str | None = None
+
+    @classmethod
+    def accept(cls) -> AdmitDecision:
+        return cls("accept")
+
+    @classmethod
+    def reject(cls, reason: str) -> AdmitDecision:
+        return cls("reject", reason)
+
+    @classmethod
+    def defer(cls, reason: str) -> AdmitDecision:
+        return cls("defer", reason)
+
+
+class PreemptMode(str, Enum):
+    """What happens to a victim's K/V."""
+
+    RECOMPUTE = "recompute"
+    SWAP = "swap"
+    PAUSE = "pause"
+
+
+class RequestView(Protocol):
+    """A request as a policy sees it; read-only. Counts are of delivered tokens, whatever engine loop runs."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def arrival_time(self) -> float:
+        """Engine-clock seconds."""
+
+    @property
+    def num_prompt_tokens(self) -> int: ...
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens whose K/V is there: prefix hits included, steps in flight not."""
+
+    @property
+    def num_output_tokens(self) -> int: ...
+    @property
+    def max_output_tokens(self) -> int:
+        """The limit after which the request ends: its own or the model's. Not its true output length."""
+
+    @property
+    def num_in_flight_tokens(self) -> int: ...
+    @property
+    def num_preemptions(self) -> int: ...
+    @property
+    def priority(self) -> int:
+        """Lower = more urgent."""
+
+    @property
+    def client_id(self) -> str | None: ...
+    @property
+    def session_id(self) -> str | None: ...
+    @property
+    def parent_id(self) -> str | None: ...
+    @property
+    def deadline(self) -> float | None: ...
+    @property
+    def metadata(self) -> Mapping[str, object]: ...
+
+
+class SchedulerView(Protocol):
+    """The scheduler's state as a policy sees it; read-only. A policy never reads another clock than `now`."""
+
+    @property
+    def now(self) -> float:
+        """Engine-clock seconds: virtual in simulation."""
+
+    @property
+    def num_waiting(self) -> int: ...
+    @property
+    def num_running(self) -> int: ...
+    @property
+    def num_free_blocks(self) -> int: ...
+    @property
+    def num_total_blocks(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def rng(self) -> Random:
+        """Seeded by the run's seed; the only randomness a policy may use."""
+
+    def hit_tokens(self, request: RequestView) -> int:
+        """Prompt tokens of `request` that the prefix cache would save now; no side effects."""
+
+
+class StepOutcome(NamedTuple):
+    """What one step did for one request."""
+
+    request: RequestView
+    num_computed_tokens: int
+    num_new_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyContext:
+    """What a policy's factory is given."""
+
+    seed: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+class SchedulingPolicy:
+    """Nine decision points and five events. The default of each is FCFS with chunked prefill, decodes first.
+
+    Called by the scheduler, in the engine process, from one thread; never once per token. What a policy does not
+    override costs nothing. The same object serves the live engine and simulation, under every engine loop. Ties are
+    broken by (key, arrival, id), so a schedule depends on nothing but the requests and the seed.
+
+    A scheduler says at launch which points it asks (`Scheduler.decision_points`); a policy that overrides another
+    one is refused then, by name, rather than half obeyed.
+    """
+
+    # Decision points
+
+    def admit(self, request: RequestView, view: SchedulerView) -> AdmitDecision:
+        """Whether to take `request`: asked once at arrival, and again each time it is first in line."""
+        return AdmitDecision.accept()
+
+    def waiting_key(self, request: RequestView, view: SchedulerView) -> object:
+        """Sort key of a waiting request, smallest first; computed once, when the request starts to wait.
+
+        Keys of one policy must be comparable with each other. The default is arrival order.
+        """
+        return ()
+
+    def waiting_order(self, window: Sequence[RequestView], view: SchedulerView) -> Sequence[RequestView]:
+        """A new order of the first requests in line, for keys that change while a request waits."""
+        return window
+
+    def running_order(self, running: Sequence[RequestView], view: SchedulerView) -> Sequence[RequestView]:
+        """Who gets tokens first in this step."""
+        return running
+
+    def token_budget(self, view: SchedulerView) -> int | None:
+        """Tokens of this step, at most the configured ones; None = the configured ones."""
+        return None
+
+    def chunk_size(self, request: RequestView, num_left: int, view: SchedulerView) -> int:
+        """Tokens of `request`'s prefill in this step, 0 to `num_left`."""
+        return num_left
+
+    def victim(self, candidates: Sequence[RequestView], view: SchedulerView) -> RequestView:
+        """Who gives up its blocks when they are short. The default is the one admitted last.
+
+        Candidates are in admission order, never empty, and none of them has run in this step.
+        """
+        return candidates[-1]
+
+    def preempt_mode(self, request: RequestView, view: SchedulerView) -> PreemptMode:
+        """What to do with a victim's K/V."""
+        return PreemptMode.RECOMPUTE
+
+    def requeue_key(self, request: RequestView, view: SchedulerView) -> object | None:
+        """Sort key of a preempted request; None puts it in front of everything that waits."""
+        return None
+
+    def max_running(self, view: SchedulerView) -> int | None:
+        """Requests running at once, at most the configured number; None = the configured number."""
+        return None
+
+    def wake_at(self, view: SchedulerView) -> float | None:
+        """The time at which to be asked again although nothing happened; None = never."""
+        return None
+
+    # Events, a batch at a time
+
+    def on_arrival(self, requests: Sequence[RequestView], view: SchedulerView) -> None:
+        """These requests start to wait; called before their waiting_key."""
+
+    def on_admit(self, requests: Sequence[RequestView], view: SchedulerView) -> None:
+        """These requests entered the running batch; num_computed_tokens is what the prefix cache saved."""
+
+    def on_step(self, outcomes: Sequence[StepOutcome], view: SchedulerView) -> None:
+        """What one step did."""
+
+    def on_preempt(self, requests: Sequence[RequestView], view: SchedulerView) -> None:
+        """These requests lost their blocks."""
+
+    def on_finish(self, requests: Sequence[RequestView], reasons: Sequence[FinishReason], view: SchedulerView) -> None:
+        """These requests ended."""

@@ -1,0 +1,1 @@
+"""From Hydra configs to a running engine: the only place where DictConfig lives."""

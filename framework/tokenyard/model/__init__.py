@@ -1,0 +1,1 @@
+"""Models: files and formats, tokenizers, decoders. Import the modules themselves: some need torch, some do not."""

@@ -1,0 +1,51 @@
+"""What a front end sends to the engine, and how a request ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenyard.arrays import IntArray
+    from tokenyard.sampling_params import SamplingParams
+
+
+class FinishReason(str, Enum):
+    """Why a request ended; the values are those of the OpenAI API plus `abort` and `error`."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingParams:
+    """Parameters of a request that pools hidden states instead of sampling. No model serves it yet."""
+
+    task: str = "embed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCoreRequest:
+    """One request as it crosses from a front end into EngineCore. Times are engine-clock seconds."""
+
+    request_id: str
+    prompt_token_ids: IntArray  # [num_prompt_tokens], never empty
+    params: SamplingParams | PoolingParams
+    arrival_time: float
+    stop_token_ids: tuple[int, ...] = ()  # EOS ids of the model (empty under ignore_eos) plus the user's own
+    eos_token_ids: tuple[int, ...] = ()  # the subset of stop_token_ids that is EOS: these give stop_reason None
+    priority: int = 0  # lower = more urgent, everywhere
+    client_id: str | None = None
+    session_id: str | None = None
+    parent_id: str | None = None  # n > 1: the request that this one is a child of
+    deadline: float | None = None  # engine-clock seconds
+    cache_salt: str | None = None  # tenants with different salts never share prefix-cache blocks
+    lora_name: str | None = None
+    metadata: Mapping[str, object] = field(default_factory=dict)  # typed by the active policy's schema

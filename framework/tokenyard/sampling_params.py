@@ -1,0 +1,163 @@
+"""SamplingParams: how the tokens of one request are chosen and when it ends."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from enum import Enum
+
+from tokenyard.errors import UnsupportedError, ValidationError
+
+logger = logging.getLogger(__name__)
+
+_GREEDY_BELOW = 1e-5
+_MIN_TEMPERATURE = 0.01
+_MAX_TEMPERATURE = 2.0
+
+_AVAILABLE = frozenset({"temperature", "top_p", "top_k", "seed", "max_tokens", "stop", "ignore_eos"})
+
+
+class RequestOutputKind(Enum):
+    """What each RequestOutput of a stream holds."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Names, defaults and ranges are vLLM's.
+
+    Available now: temperature, top_p, top_k, seed, max_tokens, stop, ignore_eos. The other fields are accepted with
+    their default value only; anything else raises UnsupportedError naming the field.
+
+    - `temperature` in [0, 2]: below 1e-5 is greedy, up to 0.01 is raised to 0.01.
+    - `top_p` in (0, 1]: sample among the most likely tokens that together reach this probability.
+    - `top_k` 0 or -1 = all, else >= 1.
+    - `seed`: the request's tokens depend on nothing but its prompt and this number; None or -1 = no seed.
+    - `max_tokens` >= 1, or None = until the model's context is full.
+    - `stop`: strings that end the output and are not part of it.
+    - `ignore_eos`: go on after the model's end-of-sequence tokens.
+
+    Raises ValidationError (a ValueError) with `parameter` and `value`.
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] | None = None
+    structured_outputs: object | None = None
+    extra_args: dict[str, object] | None = None
+
+    def __post_init__(self) -> None:
+        _refuse_unavailable(self)
+        _check_top(self)
+        _check_temperature(self)
+        _check_seed(self)
+        _check_length(self)
+        object.__setattr__(self, "stop", _normalise_stop(self.stop))
+        if not isinstance(self.ignore_eos, bool):
+            raise _invalid("ignore_eos", self.ignore_eos, "true or false")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop` after normalisation: always a tuple."""
+        return tuple(self.stop or ())
+
+
+def _invalid(parameter: str, value: object, allowed: str) -> ValidationError:
+    return ValidationError(f"{parameter}={value!r} is not valid: it must be {allowed}", parameter=parameter, value=value)
+
+
+def _refuse_unavailable(params: SamplingParams) -> None:
+    for field in fields(params):
+        value = getattr(params, field.name)
+        if field.name not in _AVAILABLE and value != field.default:
+            raise UnsupportedError(
+                f"SamplingParams: {field.name}={value!r} is not available in this version; "
+                f"leave it at {field.default!r}",
+                parameter=field.name,
+                value=value,
+            )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_temperature(params: SamplingParams) -> None:
+    value = params.temperature
+    if not _is_number(value) or not 0 <= value <= _MAX_TEMPERATURE:
+        raise _invalid("temperature", value, f"a number from 0 to {_MAX_TEMPERATURE:g}")
+    if value < _GREEDY_BELOW:
+        for name, neutral in (("temperature", 0.0), ("top_p", 1.0), ("top_k", 0)):
+            object.__setattr__(params, name, neutral)
+    elif value < _MIN_TEMPERATURE:
+        logger.warning("temperature %g is raised to %g: smaller values overflow", value, _MIN_TEMPERATURE)
+        object.__setattr__(params, "temperature", _MIN_TEMPERATURE)
+    else:
+        object.__setattr__(params, "temperature", float(value))
+
+
+def _check_top(params: SamplingParams) -> None:
+    if not _is_number(params.top_p) or not 0 < params.top_p <= 1:
+        raise _invalid("top_p", params.top_p, "a number above 0 and up to 1")
+    if not _is_int(params.top_k) or params.top_k < -1:
+        raise _invalid("top_k", params.top_k, "an integer: 0 or -1 for all tokens, else at least 1")
+
+
+def _check_seed(params: SamplingParams) -> None:
+    if params.seed is None:
+        return
+    if not _is_int(params.seed) or not -1 <= params.seed < 2**63:
+        raise _invalid("seed", params.seed, "an integer from 0 to 2**63 - 1, or None for no seed")
+    if params.seed == -1:
+        object.__setattr__(params, "seed", None)
+
+
+def _check_length(params: SamplingParams) -> None:
+    if params.max_tokens is not None and (not _is_int(params.max_tokens) or params.max_tokens < 1):
+        raise _invalid("max_tokens", params.max_tokens, "an integer of at least 1, or None for no limit of its own")
+
+
+def _normalise_stop(stop: object) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    strings = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(strings, Sequence):
+        raise _invalid("stop", stop, "a string or a list of strings")
+    for string in strings:
+        if not isinstance(string, str) or not string:
+            raise _invalid("stop", stop, "a non-empty string or a list of non-empty strings")
+    return tuple(strings)
