@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tokenyard.request import FinishReason
 
 if TYPE_CHECKING:
+    from tokenyard.request import FinishReason
+    from collections.abc import Sequence
     from tokenyard.arrays import IntArray
     from tokenyard.runner_output import Logprobs, PromptLogprobs
 

@@ -1,4 +1,4 @@
-"""What this machine offers, found out on demand: listing plugins must not import torch unless one asks for the device."""
+"""What this machine offers, found out on demand: listing plugins imports torch only when one asks for the device."""
 
 from __future__ import annotations
 

@@ -93,7 +93,9 @@ class SamplingParams:
 
 
 def _invalid(parameter: str, value: object, allowed: str) -> ValidationError:
-    return ValidationError(f"{parameter}={value!r} is not valid: it must be {allowed}", parameter=parameter, value=value)
+    return ValidationError(
+        f"{parameter}={value!r} is not valid: it must be {allowed}", parameter=parameter, value=value
+    )
 
 
 def _refuse_unavailable(params: SamplingParams) -> None:

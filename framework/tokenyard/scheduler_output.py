@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from tokenyard.sampling_params import SamplingParams
 
 
-class Slot(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Slot:
     """A row of the persistent batch and which of its successive owners is meant."""
 
     index: int

@@ -18,7 +18,7 @@ class ObserverContext:
 
 
 class Observer:
-    """Called by the engine loop after each step, in the engine process. An exception in it disables it, with a warning."""
+    """Called by the engine loop after each step, in the engine process. An exception disables it, with a warning."""
 
     def on_step(self, output: SchedulerOutput, result: EngineCoreOutputs, now: float) -> None:
         """One step is done; `now` is engine-clock seconds."""

@@ -30,6 +30,7 @@ class SchedulerContext:
     max_model_len: int
     vocab_size: int
     block_size: int
+    prefix_caching: bool  # whether look-ups of prompts count as prefix-cache queries
     seed: int
 
 

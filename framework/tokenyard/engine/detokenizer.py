@@ -1,0 +1,72 @@
+"""Detokenizer: text of one request, token by token, with stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenyard.model.tokenizer import Tokenizer
+
+
+class Detokenizer:
+    """`text` grows with `add`; it never shows half a character, nor a beginning that may become a stop string."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], *, skip_special_tokens: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._stream = tokenizer.new_stream(skip_special_tokens=skip_special_tokens)
+        self._stop = tuple(stop)
+        self._longest_stop = max((len(string) for string in self._stop), default=0)
+        self._decoded = ""
+        self._num_searched = 0  # characters that no stop string can begin in any more
+        self._shown = 0
+        self.token_ids: list[int] = []
+        self.stop_string: str | None = None
+
+    @property
+    def text(self) -> str:
+        """What may be shown."""
+        return self._decoded[: self._shown]
+
+    def add(self, token_ids: Sequence[int]) -> str | None:
+        """Take in tokens; returns the stop string that the text has reached, if any. Later tokens are dropped then."""
+        for token_id in token_ids:
+            if self.stop_string is not None:
+                return self.stop_string
+            self.token_ids.append(token_id)
+            piece = self._stream.step(token_id)
+            if piece:
+                self._decoded += piece
+                self._search()
+        return self.stop_string
+
+    def finish(self) -> None:
+        """No more tokens: show what was held back, incomplete characters included."""
+        if self.stop_string is not None:
+            return
+        whole = self._tokenizer.decode(self.token_ids, skip_special_tokens=self._skip_special_tokens)
+        if whole.startswith(self._decoded):
+            self._decoded = whole
+            self._search()
+        if self.stop_string is None:
+            self._shown = len(self._decoded)
+
+    def _search(self) -> None:
+        found = [(at, string) for string in self._stop if (at := self._decoded.find(string, self._num_searched)) >= 0]
+        if found:
+            # The match that ends first is the one that a reader of the stream meets first.
+            at, self.stop_string = min(found, key=lambda match: (match[0] + len(match[1]), match[0]))
+            self._decoded = self._decoded[:at]
+            self._shown = at
+            return
+        self._num_searched = max(self._num_searched, len(self._decoded) - self._longest_stop + 1)
+        self._shown = len(self._decoded) - self._held_back()
+
+    def _held_back(self) -> int:
+        """Length of the longest end of the text that is the beginning of a stop string."""
+        for length in range(min(self._longest_stop - 1, len(self._decoded)), 0, -1):
+            end = self._decoded[-length:]
+            if any(string.startswith(end) for string in self._stop):
+                return length
+        return 0

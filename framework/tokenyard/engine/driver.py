@@ -1,0 +1,72 @@
+"""The driver: advances an engine through time. The same function serves live runs and simulation."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from tokenyard.errors import EngineDeadError
+
+if TYPE_CHECKING:
+    from tokenyard.clock import Clock
+    from tokenyard.engine_outputs import EngineCoreOutputs
+    from tokenyard.interfaces.engine_core import EngineCore
+    from tokenyard.request import EngineCoreRequest
+
+
+class Arrivals(Protocol):
+    """Where requests come from."""
+
+    def due(self, now: float) -> Sequence[EngineCoreRequest]:
+        """Requests that have arrived by `now` and were not returned before."""
+
+    def next_time(self) -> float | None:
+        """When the next one arrives, if that is known."""
+
+    def is_exhausted(self) -> bool:
+        """Whether no more will come."""
+
+    @property
+    def event(self) -> threading.Event | None:
+        """Set when something arrives at a time that nobody knew; None where all times are known."""
+
+
+class NoArrivals:
+    """Everything was added already."""
+
+    event: threading.Event | None = None
+
+    def due(self, now: float) -> Sequence[EngineCoreRequest]:
+        return ()
+
+    def next_time(self) -> float | None:
+        return None
+
+    def is_exhausted(self) -> bool:
+        return True
+
+
+def drive(
+    engine: EngineCore, clock: Clock, deliver: Callable[[EngineCoreOutputs], None], arrivals: Arrivals | None = None
+) -> None:
+    """Run until every request has ended and no more will arrive.
+
+    Time passes in the executor, or, when nothing can run, until the earliest of the next arrival and the engine's
+    `wake_at`. An engine that has requests, cannot run them and waits for nothing is stuck: EngineDeadError.
+    """
+    source = arrivals or NoArrivals()
+    while True:
+        for request in source.due(clock.now()):
+            engine.add_request(request)
+        if engine.has_requests():
+            outputs = engine.step()
+            deliver(outputs)
+            if outputs.did_run:
+                continue
+        elif source.is_exhausted():
+            return
+        moments = [moment for moment in (engine.wake_at(), source.next_time()) if moment is not None]
+        if not moments and (source.event is None or source.is_exhausted()):
+            raise EngineDeadError(f"the engine has requests but can neither run nor wait: {engine.stats()}")
+        clock.wait(min(moments, default=None), source.event)

@@ -1,0 +1,1 @@
+"""Executors: how steps reach workers."""

@@ -1,0 +1,49 @@
+"""RequestOutput and CompletionOutput: results as users see them, with vLLM's names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestMetrics:
+    """Times of one request, in engine-clock seconds; None = not reached."""
+
+    arrival_time: float
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    finished_time: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class CompletionOutput:
+    """One completion of a request."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: None = None
+    finish_reason: str | None = None  # stop, length, abort, error
+    stop_reason: int | str | None = None  # the stop string or token id that matched; None for EOS
+    lora_request: None = None
+
+    def finished(self) -> bool:
+        """Whether no more tokens will come."""
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestOutput:
+    """A request with what it has produced so far."""
+
+    request_id: str
+    prompt: str | None  # None when the prompt was given as token ids
+    prompt_token_ids: list[int]
+    prompt_logprobs: None = None
+    outputs: list[CompletionOutput] = field(default_factory=list)
+    finished: bool = False
+    metrics: RequestMetrics | None = None
+    lora_request: None = None
+    num_cached_tokens: int = 0  # prompt tokens that the prefix cache saved
+    error: str | None = None  # set when finish_reason is "error"

@@ -1,0 +1,341 @@
+"""BatchScheduler: continuous batching under one token budget, with chunked prefill, prefix hits and preemption."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from tokenyard.errors import CapacityError, ConfigError, PluginError, ValidationError
+from tokenyard.interfaces.policy import RequestView, SchedulingPolicy, StepOutcome
+from tokenyard.interfaces.scheduler import Scheduler, SchedulerContext
+from tokenyard.sampling_params import SamplingParams
+from tokenyard.scheduler.outcome import EngineOutputBuilder
+from tokenyard.scheduler.policy_calls import overridden, refuse_unasked
+from tokenyard.scheduler.request_state import Request, RequestStatus
+from tokenyard.scheduler.slots import SlotTable
+from tokenyard.scheduler.step import StepBuilder
+from tokenyard.scheduler.view import PolicyView
+from tokenyard.scheduler.waiting import WaitingQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tokenyard.arrays import BoolArray, IntArray
+    from tokenyard.engine_outputs import EngineCoreOutputs, SchedulerStats
+    from tokenyard.request import EngineCoreRequest, FinishReason
+    from tokenyard.runner_output import ModelRunnerOutput
+    from tokenyard.scheduler_output import SchedulerOutput
+
+ASKED = frozenset({"waiting_key", "victim", "requeue_key"})
+"""Decision points that this version asks."""
+
+
+class BatchScheduler(Scheduler):
+    """Order of a step: running decodes, running prefills in admission order, then waiting requests by the policy's key.
+
+    The first waiting request that does not fit ends the admission: nobody overtakes it. A request is admitted only
+    when the blocks of all its known tokens are free, so prefill never stops half-way for lack of them; decoding that
+    lacks a block preempts the policy's victim, which is recomputed later.
+    """
+
+    def __init__(self, context: SchedulerContext, *, name: str = "batch") -> None:
+        config = context.config
+        self._policy = context.policy or SchedulingPolicy()
+        refuse_unasked(self._policy, ASKED, name)
+        self._calls = overridden(self._policy)
+        self._kv = context.kv_cache_manager
+        self._max_model_len = context.max_model_len
+        self._vocab_size = context.vocab_size
+        self._max_num_seqs = config.max_num_seqs
+        self._budget = config.max_num_batched_tokens
+        self._can_chunk = config.enable_chunked_prefill
+        self._max_chunk = config.long_prefill_token_threshold or self._budget
+        if not self._can_chunk and self._budget < context.max_model_len:
+            raise ConfigError(
+                f"scheduler.max_num_batched_tokens={self._budget} < model.max_model_len={context.max_model_len}: "
+                "without chunked prefill a longer prompt could never run; raise it, lower model.max_model_len, or set "
+                "scheduler.enable_chunked_prefill=true"
+            )
+        self._table = SlotTable(config.max_num_seqs, context.max_model_len)
+        self._requests: dict[str, Request] = {}
+        self._waiting = WaitingQueue()
+        self._running: list[Request] = []  # in admission order
+        self._running_slots: IntArray = np.empty(0, dtype=np.int32)  # the same, as slots
+        self._view = PolicyView(
+            clock=context.clock,
+            kv_cache_manager=self._kv,
+            waiting=self._waiting,
+            running=cast("list[RequestView]", self._running),
+            block_size=context.block_size,
+            seed=context.seed,
+        )
+        self._block_size = context.block_size
+        self._steps = StepBuilder(self._table)
+        self._outputs = EngineOutputBuilder(self._table, counts_prefix_cache=context.prefix_caching)
+        self._num_preemptions = 0
+
+    # Requests come and go
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        record = Request(request, self._checked_length(request))
+        self._requests[request.request_id] = record
+        if "on_arrival" in self._calls:
+            self._policy.on_arrival([record], self._view)
+        try:
+            self._waiting.push(record, self._policy.waiting_key(record, self._view))
+        except BaseException:
+            del self._requests[request.request_id]
+            raise
+
+    def finish_requests(self, request_ids: Sequence[str], reason: FinishReason) -> Sequence[str]:
+        ended = [
+            self._requests[request_id] for request_id in dict.fromkeys(request_ids) if request_id in self._requests
+        ]
+        for request in ended:
+            self._end(request)
+        self._tell_finished(ended, [reason] * len(ended))
+        return [request.request_id for request in ended]
+
+    def has_requests(self) -> bool:
+        return bool(self._requests)
+
+    def reset_prefix_cache(self) -> bool:
+        return self._kv.reset()
+
+    def wake_at(self) -> float | None:
+        return None
+
+    def stats(self) -> SchedulerStats:
+        free, total = self._kv.usage
+        return self._outputs.stats(
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            num_steps=self._steps.num_steps,
+            num_preemptions=self._num_preemptions,
+            num_free_blocks=free,
+            num_total_blocks=total,
+        )
+
+    # One step
+
+    def schedule(self) -> SchedulerOutput | None:
+        num_preemptions = self._num_preemptions
+        left = self._schedule_running(self._budget)
+        if self._num_preemptions == num_preemptions:
+            # A victim of this step would otherwise take back at once what it has just given up.
+            self._admit(left)
+        return self._steps.finish()
+
+    def update_from_output(self, output: SchedulerOutput, result: ModelRunnerOutput) -> EngineCoreOutputs:
+        alive = self._land(output)
+        taken = self._outputs.take_tokens(output, result, alive)
+        self._commit(output.slots[alive])
+        if "on_step" in self._calls:
+            self._policy.on_step(self._step_outcomes(output, result, alive), self._view)
+        outputs = self._outputs.build(output, result, taken)
+        finished = [end for end in outputs.finished if end.request_id in self._requests]
+        ended = [self._requests[end.request_id] for end in finished]
+        for request in ended:
+            self._end(request)
+        self._tell_finished(ended, [end.reason for end in finished])
+        return outputs
+
+    # Scheduling, in parts
+
+    def _schedule_running(self, budget: int) -> int:
+        """Give tokens to what runs already; returns what is left of the budget."""
+        slots = self._running_slots
+        wanted = self._table.num_tokens[slots] - self._table.num_computed[slots]
+        is_decode = wanted == 1
+        decodes = slots[is_decode]
+        counts = np.ones(len(decodes), dtype=np.int32)
+        # Few rows lack blocks in a step: those at a block boundary.
+        lacking = self._table.num_computed[decodes] + 1 > self._table.valid_until[decodes]
+        if lacking.any():
+            decodes = self._grow_tables(decodes, lacking)
+            counts = counts[: len(decodes)]
+        self._steps.add_running(decodes, counts)
+        left = budget - len(decodes)
+        for slot in slots[wanted > 1].tolist():
+            request = self._table.requests[slot]
+            if left <= 0:
+                break
+            if request is None:  # preempted for a decode of this step
+                continue
+            missing = int(self._table.num_tokens[slot] - self._table.num_computed[slot])
+            count = min(missing, left, self._max_chunk)
+            self._steps.add_running(np.array([slot], dtype=np.int32), np.array([count], dtype=np.int32))
+            left -= count
+        return left
+
+    def _grow_tables(self, decodes: IntArray, lacking: BoolArray) -> IntArray:
+        """Get a block for each lacking row, preempting if need be; returns the decodes that still run."""
+        for slot in decodes[lacking].tolist():
+            request = self._table.requests[slot]
+            while request is not None and not self._grow_table(request, slot):
+                self._preempt_one(first=request)
+                request = self._table.requests[slot]  # None when it was its own victim
+        return decodes[self._table.is_held[decodes]]
+
+    def _grow_table(self, request: Request, slot: int) -> bool:
+        start = -(-int(self._table.valid_until[slot]) // self._block_size)
+        allocation = self._kv.allocate(request, int(self._table.num_computed[slot]) + 1)
+        if allocation is None:
+            return False
+        self._table.valid_until[slot] = allocation.valid_until_tokens
+        self._steps.add_blocks(slot, start, allocation)
+        return True
+
+    def _preempt_one(self, first: Request) -> None:
+        """Take the blocks of one running request that has got nothing in this step yet."""
+        candidates = self._running[self._running.index(first) :]
+        victim = self._choose_victim(candidates)
+        self._num_preemptions += 1
+        victim.num_preemptions += 1
+        self._leave_batch(victim, RequestStatus.PREEMPTED)
+        if "on_preempt" in self._calls:
+            self._policy.on_preempt([victim], self._view)
+        key = self._policy.requeue_key(victim, self._view) if "requeue_key" in self._calls else None
+        if key is None:
+            self._waiting.push_front(victim)
+        else:
+            self._waiting.push(victim, key)
+
+    def _choose_victim(self, candidates: list[Request]) -> Request:
+        if "victim" not in self._calls:
+            return candidates[-1]
+        chosen = self._policy.victim(candidates, self._view)
+        for request in candidates:
+            if request is chosen:
+                return request
+        raise PluginError(
+            f"policy {type(self._policy).__name__} chose {chosen!r} as victim, which is none of the "
+            f"{len(candidates)} candidates it was given"
+        )
+
+    def _admit(self, left: int) -> None:
+        admitted: list[Request] = []
+        while left > 0 and len(self._running) + len(admitted) < self._max_num_seqs:
+            request = self._waiting.peek()
+            if request is None:
+                break
+            hit = self._kv.lookup(request)
+            missing = request.num_tokens - hit.tokens
+            count = min(missing, left, self._max_chunk) if self._can_chunk else missing
+            if count > left:
+                break
+            allocation = self._kv.allocate(request, request.num_tokens, hit)
+            if allocation is None:
+                break
+            self._waiting.remove(request.request_id)
+            status, slot = request.status, self._table.acquire(request)
+            self._steps.add_start(request, slot, status, hit.tokens, allocation)
+            self._steps.add_running(np.array([slot.index], dtype=np.int32), np.array([count], dtype=np.int32))
+            admitted.append(request)
+            left -= count
+        if admitted:
+            self._running.extend(admitted)
+            self._refresh_running()
+            if "on_admit" in self._calls:
+                self._policy.on_admit(admitted, self._view)
+
+    # Updating, in parts
+
+    def _land(self, output: SchedulerOutput) -> BoolArray:
+        """A step has come back: settle what was in flight; returns [R] which rows' requests are still here."""
+        table, slots = self._table, output.slots
+        table.steps_in_flight[slots] -= 1
+        # A slot is not given away before its last step in flight has landed, so a slot that is held is held by
+        # the request that the step names.
+        alive = table.is_held[slots]
+        table.num_in_flight[slots[alive]] -= output.num_scheduled_tokens[alive]
+        for slot in slots[~alive & (table.steps_in_flight[slots] == 0)].tolist():
+            table.release(slot)
+        return alive
+
+    def _commit(self, slots: IntArray) -> None:
+        """Publish blocks that this step completed."""
+        table = self._table
+        computed = table.num_computed[slots] - table.num_in_flight[slots]
+        for slot in slots[computed // self._block_size > table.num_committed[slots] // self._block_size].tolist():
+            request = table.requests[slot]
+            if request is not None:
+                num_computed = int(table.num_computed[slot] - table.num_in_flight[slot])
+                self._kv.commit(request, num_computed)
+                table.num_committed[slot] = num_computed
+
+    def _step_outcomes(self, output: SchedulerOutput, result: ModelRunnerOutput, alive: BoolArray) -> list[StepOutcome]:
+        columns = zip(output.slots, output.num_scheduled_tokens, result.num_sampled, alive, strict=True)
+        return [
+            StepOutcome(request, int(computed), int(sampled))
+            for slot, computed, sampled, is_alive in columns
+            if is_alive and (request := self._table.requests[slot]) is not None
+        ]
+
+    # Bookkeeping
+
+    def _checked_length(self, request: EngineCoreRequest) -> int:
+        """The total length at which the request ends; raises when it can never run."""
+        if request.request_id in self._requests:
+            raise ValidationError(
+                f"request id '{request.request_id}' is in use; give each live request an id of its own",
+                parameter="request_id",
+                value=request.request_id,
+            )
+        if not isinstance(request.params, SamplingParams):
+            raise ValidationError("pooling requests are not available", parameter="params", value=request.params)
+        num_prompt = len(request.prompt_token_ids)
+        if not 0 < num_prompt < self._max_model_len:
+            raise ValidationError(
+                f"the prompt has {num_prompt} tokens; this model takes 1 to {self._max_model_len - 1}, "
+                f"so that one of its {self._max_model_len} is left for the output",
+                parameter="prompt",
+                value=num_prompt,
+            )
+        ids = request.prompt_token_ids
+        if int(ids.min()) < 0 or int(ids.max()) >= self._vocab_size:
+            bad = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
+            raise ValidationError(
+                f"prompt token id {bad} is outside the vocabulary, 0 to {self._vocab_size - 1}",
+                parameter="prompt",
+                value=bad,
+            )
+        capacity = self._kv.capacity_tokens()
+        if num_prompt > capacity:
+            raise CapacityError(
+                f"the prompt has {num_prompt} tokens but the whole K/V cache holds {capacity}; "
+                "shorten it, or give more room with kv_cache.num_blocks or kv_cache.memory"
+            )
+        wanted = request.params.max_tokens or self._max_model_len
+        # The last token's K/V is never needed, so one more than the cache holds can be returned.
+        return min(num_prompt + wanted, self._max_model_len, capacity + 1)
+
+    def _end(self, request: Request) -> None:
+        del self._requests[request.request_id]
+        if request.status is RequestStatus.RUNNING:
+            self._leave_batch(request, RequestStatus.FINISHED)
+        else:
+            self._waiting.remove(request.request_id)
+            self._kv.free(request)
+            request.status = RequestStatus.FINISHED
+
+    def _leave_batch(self, request: Request, status: RequestStatus) -> None:
+        slot = request.slot
+        if slot is None:
+            raise RuntimeError(f"request {request.request_id} runs without a slot")
+        self._kv.free(request)
+        request.leave(status)
+        self._steps.add_ended(slot)
+        self._table.detach(slot)
+        if self._table.steps_in_flight[slot] == 0:
+            self._table.release(slot)
+        self._running.remove(request)
+        self._refresh_running()
+
+    def _refresh_running(self) -> None:
+        self._running_slots = np.array([request.slot for request in self._running], dtype=np.int32)
+
+    def _tell_finished(self, requests: Sequence[Request], reasons: Sequence[FinishReason]) -> None:
+        if requests and "on_finish" in self._calls:
+            self._policy.on_finish(requests, reasons, self._view)

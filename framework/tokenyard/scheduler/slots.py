@@ -1,0 +1,99 @@
+"""SlotTable: per-request state that changes every step, in arrays indexed by slot.
+
+A steady decode step is a handful of vector operations on these arrays; Python touches a request only when something
+happens to it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tokenyard.scheduler_output import Slot
+
+if TYPE_CHECKING:
+    from tokenyard.scheduler.request_state import Request
+
+_NO_TOKEN = -1  # pads rows of stop ids; never equal to a token id
+
+
+class SlotTable:
+    """C = capacity. A slot is reused only after the last in-flight step that names it has been updated."""
+
+    def __init__(self, capacity: int, max_model_len: int) -> None:
+        self._max_model_len = max_model_len
+        self.token_ids = np.zeros((capacity, max_model_len + 1), dtype=np.int32)  # [C, positions]
+        self.num_tokens = np.zeros(capacity, dtype=np.int32)  # known: prompt and delivered output
+        self.num_computed = np.zeros(capacity, dtype=np.int32)  # scheduled so far, steps in flight included
+        self.num_in_flight = np.zeros(capacity, dtype=np.int32)  # tokens of steps that are not updated yet
+        self.steps_in_flight = np.zeros(capacity, dtype=np.int32)
+        self.max_total_tokens = np.zeros(capacity, dtype=np.int32)
+        self.valid_until = np.zeros(capacity, dtype=np.int32)  # tokens that the block table can hold
+        self.num_committed = np.zeros(capacity, dtype=np.int32)  # tokens given to KVCacheManager.commit
+        self.generation = np.zeros(capacity, dtype=np.int32)
+        self.stop_ids = np.full((capacity, 1), _NO_TOKEN, dtype=np.int32)  # [C, most stop ids of one request]
+        self.is_held = np.zeros(capacity, dtype=np.bool_)  # False: free, or waiting for its last step to land
+        self.requests: list[Request | None] = [None] * capacity  # None where not held
+        self._free = list(range(capacity - 1, -1, -1))
+
+    @property
+    def capacity(self) -> int:
+        return len(self.requests)
+
+    def acquire(self, request: Request) -> Slot:
+        """Give `request` a slot and move its tokens there."""
+        if not self._free:
+            self._grow()
+        index = self._free.pop()
+        tokens = request.token_ids
+        self.token_ids[index, : len(tokens)] = tokens
+        self.num_tokens[index] = len(tokens)
+        for array in (self.num_computed, self.num_in_flight, self.num_committed, self.valid_until):
+            array[index] = 0
+        self.max_total_tokens[index] = request.max_total_tokens
+        self.generation[index] += 1
+        self._set_stop_ids(index, request.core.stop_token_ids)
+        self.requests[index] = request
+        self.is_held[index] = True
+        request.enter(self, index)
+        return Slot(index, int(self.generation[index]))
+
+    def detach(self, index: int) -> None:
+        """The slot's request is gone; steps in flight may still name the slot, so it is not free yet."""
+        self.requests[index] = None
+        self.is_held[index] = False
+
+    def release(self, index: int) -> None:
+        """The slot may be given to another request."""
+        self._free.append(index)
+
+    def _set_stop_ids(self, index: int, stop_ids: tuple[int, ...]) -> None:
+        if len(stop_ids) > self.stop_ids.shape[1]:
+            extra = len(stop_ids) - self.stop_ids.shape[1]
+            self.stop_ids = np.pad(self.stop_ids, ((0, 0), (0, extra)), constant_values=_NO_TOKEN)
+        self.stop_ids[index] = _NO_TOKEN
+        self.stop_ids[index, : len(stop_ids)] = stop_ids
+
+    def _grow(self) -> None:
+        """Double the capacity: slots whose last step is in flight are not free, so more may be needed than may run."""
+        old, new = self.capacity, max(1, 2 * self.capacity)
+        for name in (
+            "token_ids",
+            "num_tokens",
+            "num_computed",
+            "num_in_flight",
+            "steps_in_flight",
+            "max_total_tokens",
+            "valid_until",
+            "num_committed",
+            "generation",
+            "stop_ids",
+            "is_held",
+        ):
+            array = getattr(self, name)
+            grown = np.zeros((new, *array.shape[1:]), dtype=array.dtype)
+            grown[:old] = array
+            setattr(self, name, grown)
+        self.requests.extend([None] * (new - old))
+        self._free.extend(range(new - 1, old - 1, -1))

@@ -1,0 +1,74 @@
+"""WaitingQueue: requests in the order in which they are to be admitted."""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING, TypeAlias
+
+from tokenyard.errors import PluginError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tokenyard.scheduler.request_state import Request
+
+_Rank: TypeAlias = tuple[int, object, float, str]
+
+
+class WaitingQueue:
+    """A heap on (front first, key, arrival, id); removal marks an entry, which is dropped when it surfaces."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[_Rank, int]] = []
+        self._entries: dict[int, Request] = {}  # entry number -> request
+        self._numbers: dict[str, int] = {}  # request id -> its live entry number
+        self._next_number = 0
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._numbers
+
+    def __iter__(self) -> Iterator[Request]:
+        """In admission order; for reports and tests, not for the step loop."""
+        for _, number in sorted(self._heap):
+            if number in self._entries:
+                yield self._entries[number]
+
+    def push(self, request: Request, key: object) -> None:
+        """Queue by `key`."""
+        self._insert(request, (1, key, request.arrival_time, request.request_id))
+
+    def push_front(self, request: Request) -> None:
+        """Queue before everything that was queued by key; requests in front stay in order of arrival."""
+        self._insert(request, (0, (), request.arrival_time, request.request_id))
+
+    def peek(self) -> Request | None:
+        """The first request, or None."""
+        while self._heap:
+            request = self._entries.get(self._heap[0][1])
+            if request is not None:
+                return request
+            heapq.heappop(self._heap)
+        return None
+
+    def remove(self, request_id: str) -> Request | None:
+        """Take a request out, wherever it stands; None when it does not wait."""
+        number = self._numbers.pop(request_id, None)
+        return None if number is None else self._entries.pop(number)
+
+    def _insert(self, request: Request, rank: _Rank) -> None:
+        number = self._next_number
+        try:
+            heapq.heappush(self._heap, (rank, number))
+        except TypeError as error:
+            self._heap = [entry for entry in self._heap if entry[1] != number]
+            heapq.heapify(self._heap)
+            raise PluginError(
+                f"the scheduling policy's key {rank[1]!r} cannot be compared with its other keys ({error}); "
+                "a policy's keys must all be of one comparable type"
+            ) from error
+        self._next_number += 1
+        self._entries[number] = request
+        self._numbers[request.request_id] = number

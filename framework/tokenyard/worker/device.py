@@ -1,0 +1,76 @@
+"""Device, data type, threads and memory of a worker."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from tokenyard.errors import ConfigError
+from tokenyard.memory_size import parse_bytes
+
+if TYPE_CHECKING:
+    from tokenyard.config import KVCacheConfig
+
+_CPU_SHARE, _CPU_CAP = 4, 4 * 2**30  # a quarter of the free RAM, at most 4 GiB
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is the first GPU where there is one."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("executor.device=cuda: torch sees no GPU here; use executor.device=cpu or auto")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def choose_dtype(name: str, checkpoint: str) -> torch.dtype:
+    """`auto` is the checkpoint's own type."""
+    chosen = checkpoint if name == "auto" else name
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[chosen]
+
+
+def set_threads(num_threads: int | None) -> int:
+    """CPU threads of torch; OMP_NUM_THREADS, where set, is what torch has read already."""
+    if num_threads is None and "OMP_NUM_THREADS" not in os.environ:
+        num_threads = physical_cores()
+    if num_threads is not None and num_threads != torch.get_num_threads():
+        torch.set_num_threads(num_threads)
+    return torch.get_num_threads()
+
+
+def physical_cores() -> int:
+    """Physical cores that this process may use: two threads of one core do not speed up linear algebra."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    cores = set()
+    for cpu in allowed:
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        cores.add(siblings.read_text().strip() if siblings.is_file() else str(cpu))
+    return max(1, len(cores))
+
+
+def available_kv_bytes(config: KVCacheConfig, device: torch.device) -> int:
+    """Bytes for the K/V cache, once the model is loaded."""
+    if config.memory is not None:
+        return parse_bytes(config.memory)
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return max(0, int(config.gpu_memory_utilization * total) - (total - free))
+    return min(_free_ram() // _CPU_SHARE, _CPU_CAP)
+
+
+def _free_ram() -> int:
+    """Free and reclaimable RAM in bytes, within the control group's limit where there is one."""
+    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(), re.MULTILINE)
+        free = int(found[1]) * 1024 if found else free
+    limit = Path("/sys/fs/cgroup/memory.max")
+    used = Path("/sys/fs/cgroup/memory.current")
+    if limit.is_file() and used.is_file() and (text := limit.read_text().strip()).isdigit():
+        free = min(free, max(0, int(text) - int(used.read_text())))
+    return free

@@ -1,0 +1,103 @@
+"""ModelRunner: runs one step on one device: inputs, forward pass, sampling."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from tokenyard.interfaces.attention import AttentionBackend, AttentionBatch
+from tokenyard.model.causal_lm import CausalLM, PagedAttention
+from tokenyard.runner_output import ModelRunnerOutput
+from tokenyard.worker.sampler import Sampler, SamplingBatch, draw_seed
+
+if TYPE_CHECKING:
+    from tokenyard.worker.input_batch import InputBatch, StepInputs
+    from tokenyard.sampling_params import SamplingParams
+    from collections.abc import Sequence
+    from tokenyard.arrays import IntArray
+    from tokenyard.scheduler_output import SchedulerOutput
+
+
+class ModelRunner:
+    """`execute` and `sample` alternate; both run under torch.inference_mode."""
+
+    def __init__(
+        self,
+        *,
+        model: CausalLM,
+        backend: AttentionBackend,
+        kv_caches: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        batch: InputBatch,
+        sampler: Sampler,
+        device: torch.device,
+    ) -> None:
+        self._model = model
+        self._backend = backend
+        self._attention = PagedAttention(backend, model.shape.layers, kv_caches)
+        self._batch = batch
+        self._sampler = sampler
+        self._device = device
+        self._pending: tuple[SchedulerOutput, torch.Tensor] | None = None
+        self._sampling: SamplingBatch | None = None  # of the last batch, while it stays the same
+        self._sampling_params: list[SamplingParams] = []
+
+    @torch.inference_mode()
+    def execute(self, output: SchedulerOutput) -> None:
+        """Forward pass of a step; its logits wait for `sample`."""
+        self._batch.apply(output)
+        inputs = self._batch.build(output)
+        self._attention.begin_step([self._backend.plan(batch) for batch in self._attention_batches(inputs)])
+        logits = self._model.forward(
+            self._to_device(inputs.token_ids),
+            self._to_device(inputs.positions),
+            self._to_device(inputs.logits_rows),
+            self._attention,
+        )
+        self._pending = (output, logits)
+
+    @torch.inference_mode()
+    def sample(self) -> ModelRunnerOutput:
+        """Tokens of the step that was executed last."""
+        if self._pending is None:
+            raise RuntimeError("sample() without a step that was executed and not sampled yet")
+        (output, logits), self._pending = self._pending, None
+        slots = output.slots[output.samples]
+        positions = (output.num_computed_tokens + output.num_scheduled_tokens)[output.samples]
+        token_ids = self._sample(logits, slots, positions) if len(slots) else np.empty(0, dtype=np.int32)
+        self._batch.append(slots, positions, token_ids)
+        return ModelRunnerOutput(step=output.step, num_sampled=output.samples.astype(np.int32), token_ids=token_ids)
+
+    def _sample(self, logits: torch.Tensor, slots: IntArray, positions: IntArray) -> IntArray:
+        params = self._batch.sampling_params(slots)
+        if self._sampling is None or params != self._sampling_params:
+            self._sampling = SamplingBatch.of(params, logits.shape[-1], self._device)
+            self._sampling_params = params
+        seeds: dict[int, int] = {}
+        if not self._sampling.all_greedy:
+            for row, position in enumerate(positions.tolist()):
+                seed = params[row].seed
+                if seed is not None:
+                    seeds[row] = draw_seed(seed, position)
+        tokens: IntArray = self._sampler.sample(logits, self._sampling, seeds).to(torch.int32).cpu().numpy()
+        return tokens
+
+    def _attention_batches(self, inputs: StepInputs) -> list[AttentionBatch]:
+        query_lens = np.diff(inputs.query_start)
+        return [
+            AttentionBatch(
+                query_start_loc=self._to_device(inputs.query_start),
+                seq_lens=self._to_device(inputs.seq_lens),
+                block_table=self._to_device(table),
+                slot_mapping=self._to_device(mapping),
+                query_lens=query_lens.tolist(),
+                context_lens=inputs.seq_lens.tolist(),
+                max_query_len=int(query_lens.max()),
+                max_seq_len=int(inputs.seq_lens.max()),
+            )
+            for table, mapping in zip(inputs.block_tables, inputs.slot_mappings, strict=True)
+        ]
+
+    def _to_device(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)

@@ -1,0 +1,164 @@
+"""Worker: one device with its share of the model and of the K/V cache."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from tokenyard.errors import CapacityError, ConfigError
+from tokenyard.interfaces.attention import AttentionBackend, AttentionBackendContext, AttentionSpec
+from tokenyard.interfaces.executor import KVCacheGroupSpec, KVCachePlan, WorkerReport
+from tokenyard.model.files import resolve_model
+from tokenyard.model.loader import load_model
+from tokenyard.platform import Platform
+from tokenyard.worker.attention_choice import choose_attention
+from tokenyard.worker.device import available_kv_bytes, choose_device, choose_dtype, set_threads
+from tokenyard.worker.input_batch import InputBatch
+from tokenyard.worker.model_runner import ModelRunner
+from tokenyard.worker.sampler import Sampler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tokenyard.catalogue import Catalogue
+    from tokenyard.config import EngineConfig
+    from tokenyard.model.causal_lm import CausalLM
+    from tokenyard.runner_output import ModelRunnerOutput
+    from tokenyard.scheduler_output import SchedulerOutput
+
+
+class Worker:
+    """Created in its own process or in the engine's. Order: load, allocate_kv_cache, then execute / sample in turn."""
+
+    def __init__(
+        self, config: EngineConfig, catalogue: Catalogue, on_progress: Callable[[str], None] | None = None
+    ) -> None:
+        self._config = config
+        self._catalogue = catalogue
+        self._on_progress = on_progress
+        self._device = choose_device(config.executor.device)
+        self._num_threads = set_threads(config.executor.num_threads)
+        self._model: CausalLM | None = None
+        self._backend: AttentionBackend | None = None
+        self._runner: ModelRunner | None = None
+        self._spec: AttentionSpec | None = None
+        self._max_model_len = 0
+
+    def load(self) -> WorkerReport:
+        """Load the model and choose the attention backend."""
+        started = time.perf_counter()
+        files = resolve_model(self._config.model.name, self._on_progress)
+        dtype = choose_dtype(self._config.model.dtype, files.torch_dtype)
+        self._max_model_len = self._config.model.max_model_len or files.max_model_len
+        self._model = load_model(files, dtype=dtype, device=self._device)
+        self._spec = self._attention_spec(self._model, dtype)
+        choice = choose_attention(self._catalogue, self._config.attention.name, self._spec, Platform())
+        self._backend = choice.descriptor.factory(
+            self._config.attention.options,
+            AttentionBackendContext(spec=self._spec, device=self._device, num_threads=self._num_threads),
+        )
+        shape = self._model.shape
+        values_per_token = shape.num_kv_heads * (shape.head_dim + shape.v_head_dim) * len(shape.layers)
+        return WorkerReport(
+            kv_cache_groups=(
+                KVCacheGroupSpec(num_layers=len(shape.layers), bytes_per_token=values_per_token * dtype.itemsize),
+            ),
+            available_bytes=available_kv_bytes(self._config.kv_cache, self._device),
+            vocab_size=shape.vocab_size,
+            model_path=self._model.description,
+            attention_backend=choice.descriptor.name,
+            device=str(self._device),
+            dtype=str(dtype).removeprefix("torch."),
+            load_seconds=time.perf_counter() - started,
+        )
+
+    def allocate_kv_cache(self, plan: KVCachePlan) -> None:
+        """Allocate the K/V cache and make the runner."""
+        model, backend, spec = self._loaded()
+        layout = backend.kv_cache_layout(spec, plan.num_blocks)
+        dtype = getattr(torch, spec.dtype)
+        try:
+            # Zeros, not empty: what a kernel may read beyond a sequence must at least be finite on first use.
+            kv_caches = [
+                (
+                    torch.zeros(layout.key_shape, dtype=dtype, device=self._device),
+                    torch.zeros(layout.value_shape, dtype=dtype, device=self._device),
+                )
+                for _ in model.shape.layers
+            ]
+        except RuntimeError as error:
+            raise CapacityError(
+                f"a K/V cache of {plan.num_blocks} blocks of {plan.block_size} tokens does not fit in memory; "
+                f"lower kv_cache.num_blocks or kv_cache.memory ({str(error).splitlines()[0]})"
+            ) from error
+        self._runner = ModelRunner(
+            model=model,
+            backend=backend,
+            kv_caches=kv_caches,
+            batch=InputBatch(
+                num_slots=self._config.scheduler.max_num_seqs,
+                max_model_len=self._max_model_len,
+                block_size=plan.block_size,
+                num_groups=1,
+            ),
+            sampler=Sampler(self._seed(), self._device),
+            device=self._device,
+        )
+
+    def execute(self, output: SchedulerOutput) -> None:
+        """Forward pass of a step."""
+        self._ready().execute(output)
+
+    def sample(self) -> ModelRunnerOutput:
+        """Tokens of the executed step."""
+        return self._ready().sample()
+
+    def call(self, name: str, arguments: Sequence[object]) -> object:
+        """A published function by name, for `Executor.collective_rpc`."""
+        if name not in PUBLISHED:
+            raise ConfigError(f"a worker has no function '{name}'; it has: {', '.join(sorted(PUBLISHED))}")
+        return PUBLISHED[name](self, *arguments)
+
+    def memory_allocated(self) -> int:
+        """Bytes in use on a GPU by this process; 0 on a CPU."""
+        return torch.cuda.memory_allocated(self._device) if self._device.type == "cuda" else 0
+
+    def device_name(self) -> str:
+        return str(self._device)
+
+    def _seed(self) -> int:
+        return self._config.seed if self._config.model.seed is None else self._config.model.seed
+
+    def _attention_spec(self, model: CausalLM, dtype: torch.dtype) -> AttentionSpec:
+        shape = model.shape
+        return AttentionSpec(
+            device_type=self._device.type,
+            dtype=str(dtype).removeprefix("torch."),
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            v_head_dim=shape.v_head_dim,
+            block_size=self._config.kv_cache.block_size,
+            sliding_windows=frozenset(layer.sliding_window for layer in shape.layers if layer.sliding_window),
+            soft_caps=frozenset(layer.soft_cap for layer in shape.layers if layer.soft_cap),
+            has_sinks=any(layer.sinks is not None for layer in shape.layers),
+        )
+
+    def _loaded(self) -> tuple[CausalLM, AttentionBackend, AttentionSpec]:
+        if self._model is None or self._backend is None or self._spec is None:
+            raise RuntimeError("load() comes first")
+        return self._model, self._backend, self._spec
+
+    def _ready(self) -> ModelRunner:
+        if self._runner is None:
+            raise RuntimeError("allocate_kv_cache() comes first")
+        return self._runner
+
+
+PUBLISHED: dict[str, Callable[..., object]] = {
+    "device_name": Worker.device_name,
+    "memory_allocated": Worker.memory_allocated,
+}
+"""Functions that `collective_rpc` may call: named, so that nothing else of a worker can be reached from outside."""
