@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tokenyard.engine.driver import drive
+from tokenyard.errors import EngineDeadError
 from tokenyard.request import FinishReason
 
 if TYPE_CHECKING:
@@ -41,9 +43,7 @@ class InprocClient:
                 submitted.append(request_id)
                 self._outputs.add(request_id, prompt, row, now)
         except BaseException:
-            self.abort(submitted)
-            for request_id in submitted:
-                self._outputs.pop(request_id)
+            self.discard(submitted)
             raise
         return submitted
 
@@ -63,6 +63,12 @@ class InprocClient:
         """End requests; unknown and ended ones are ignored."""
         self._engine.finish_requests(request_ids, FinishReason.ABORT)
         self._outputs.abort(request_ids, self._clock.now())
+
+    def discard(self, request_ids: Sequence[str]) -> None:
+        """Forget requests whose outputs nobody will take; also after the engine has died."""
+        self._outputs.forget(request_ids)
+        with contextlib.suppress(EngineDeadError):
+            self._engine.finish_requests(request_ids, FinishReason.ABORT)
 
     def text(self, request_id: str) -> str:
         """A request's text so far."""

@@ -68,8 +68,8 @@ class InputProcessor:
             raise ValidationError("the prompt is empty; give at least one token", parameter="prompt", value=prompt.text)
         if count >= self._max_model_len:
             raise ValidationError(
-                f"the prompt has {count} tokens; model.max_model_len={self._max_model_len} covers prompt and output, so "
-                f"at most {self._max_model_len - 1} of prompt: shorten it, or raise the limit if the model allows",
+                f"the prompt has {count} tokens; model.max_model_len={self._max_model_len} covers prompt and output, "
+                f"so at most {self._max_model_len - 1} of prompt: shorten it, or raise the limit if the model allows",
                 parameter="prompt",
                 value=count,
             )

@@ -112,6 +112,11 @@ class OutputProcessor:
         del self._states[request_id]
         return output
 
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Expect nothing more of these; unknown ones are ignored."""
+        for request_id in request_ids:
+            self._states.pop(request_id, None)
+
     def _take_tokens(self, outputs: EngineCoreOutputs, now: float) -> list[str]:
         stopped, start = [], 0
         token_ids = outputs.token_ids.tolist()

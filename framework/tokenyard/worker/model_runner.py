@@ -13,11 +13,12 @@ from tokenyard.runner_output import ModelRunnerOutput
 from tokenyard.worker.sampler import Sampler, SamplingBatch, draw_seed
 
 if TYPE_CHECKING:
-    from tokenyard.worker.input_batch import InputBatch, StepInputs
-    from tokenyard.sampling_params import SamplingParams
     from collections.abc import Sequence
+
     from tokenyard.arrays import IntArray
+    from tokenyard.sampling_params import SamplingParams
     from tokenyard.scheduler_output import SchedulerOutput
+    from tokenyard.worker.input_batch import InputBatch, StepInputs
 
 
 class ModelRunner:

@@ -9,6 +9,7 @@ import torch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
     from tokenyard.sampling_params import SamplingParams
 
 

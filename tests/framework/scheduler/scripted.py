@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-
 from tokenyard.clock import VirtualClock
 from tokenyard.config import SchedulerConfig
-from tokenyard.engine_outputs import EngineCoreOutputs
 from tokenyard.interfaces import SchedulerContext, SchedulingPolicy
 from tokenyard.kv_cache import PagedKVCacheManager
 from tokenyard.request import EngineCoreRequest, FinishReason
 from tokenyard.runner_output import ModelRunnerOutput
 from tokenyard.sampling_params import SamplingParams
 from tokenyard.scheduler import BatchScheduler
-from tokenyard.scheduler_output import SchedulerOutput
+
+if TYPE_CHECKING:
+    from tokenyard.engine_outputs import EngineCoreOutputs
+    from tokenyard.scheduler_output import SchedulerOutput
 
 EOS = 2
 VOCAB = 1000

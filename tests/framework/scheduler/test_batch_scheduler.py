@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import EOS, ScriptedEngine
-
 from tokenyard.errors import CapacityError, ConfigError, PluginError, ValidationError
 from tokenyard.interfaces import RequestView, SchedulerView, SchedulingPolicy
 from tokenyard.request import FinishReason

@@ -1,0 +1,85 @@
+"""The command line: `tokenyard COMMAND ...`.
+
+Exit codes of every command: 0 done; 1 an error of Tokenyard's own; 2 something given was wrong; 3 the engine died;
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+from tokenyard.errors import TokenyardError, UserError, did_you_mean
+
+_COMMANDS = {
+    "generate": "answer one prompt",
+    "chat": "talk with a model",
+    "plugins": "list the installed plugins; `plugins explain NAME` says why one would run here or not",
+    "config": "print the composed config, with where each value comes from",
+    "doctor": "check this machine, the plugins and a model",
+}
+_PLANNED = ("serve", "bench", "simulate", "experiment", "calibrate", "report", "replay", "run-batch", "new-plugin")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of the `tokenyard` program: runs a command and exits."""
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr)
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command; returns its exit code. Errors made on purpose are one line on stderr."""
+    try:
+        return _dispatch(list(arguments))
+    except TokenyardError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of stdout has left; writing to it once more at exit would complain again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0
+    name = arguments[0]
+    if name in ("-V", "--version", "version"):
+        from tokenyard import __version__
+
+        print(f"tokenyard {__version__}")
+        return 0
+    if name in _PLANNED:
+        raise UserError(f"`tokenyard {name}` is not available in this version; there is: {', '.join(_COMMANDS)}")
+    if name not in _COMMANDS:
+        raise UserError(f"unknown command '{name}'{did_you_mean(name, _COMMANDS)}; there is: {', '.join(_COMMANDS)}")
+    command = _command(name)
+    code: int = command.main(arguments[1:])
+    return code
+
+
+def _command(name: str) -> ModuleType:
+    """Each command is a module, so that one does not wait for the imports of another."""
+    return importlib.import_module(f"tokenyard.cli.{name}")
+
+
+def _help() -> str:
+    lines = [f"  {name:<10} {summary}" for name, summary in _COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: tokenyard COMMAND [arguments] [flags] [overrides]",
+            "",
+            *lines,
+            "",
+            "`tokenyard COMMAND --help` lists a command's flags; overrides are Hydra's: kv_cache.block_size=32",
+            "exit codes: 0 done, 1 internal error, 2 something given was wrong, 3 the engine died, 130 interrupted",
+        ]
+    )

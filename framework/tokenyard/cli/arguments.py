@@ -1,0 +1,66 @@
+"""What all commands share: flags, overrides and the model among the words of a command line."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from tokenyard.errors import UserError
+from tokenyard.launch.flags import Flagged, add_engine_flags, flags_to_overrides, quote_override, refuse_unknown_flags
+
+_OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/]*=|~[A-Za-z_]")
+_LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+class Parser(argparse.ArgumentParser):
+    """Wrong usage is a UserError - one line - instead of a page of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; see `{self.prog} --help`")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """A parsed command line."""
+
+    flags: argparse.Namespace
+    words: Sequence[str]  # what is neither a flag nor an override
+    overrides: Sequence[str | Flagged]
+    config_file: Path | None
+
+
+def make_parser(command: str, usage: str, description: str) -> Parser:
+    """A parser with the flags that every command takes."""
+    parser = Parser(prog=f"tokenyard {command}", usage=f"tokenyard {command} {usage}", description=description)
+    parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("--log-level", choices=_LOG_LEVELS, default="warning", help="what is logged to stderr")
+    return parser
+
+
+def parse(parser: Parser, arguments: Sequence[str], *, own: Collection[str] = (), model_at: int | None = None) -> Given:
+    """Parse flags, words and overrides in any order; the word at `model_at`, where there is one, is the model."""
+    add_engine_flags(parser, own=own)
+    flags, unknown = parser.parse_known_intermixed_args(list(arguments))
+    own_flags = [option for action in parser._actions for option in action.option_strings]
+    refuse_unknown_flags(unknown, own=own_flags)
+    logging.getLogger().setLevel(flags.log_level.upper())
+    overrides: list[str | Flagged] = []
+    words: list[str] = []
+    for word in flags.words:
+        # The first words are the command's own: a prompt may well contain "=".
+        is_own = model_at is not None and len(words) < model_at
+        if not is_own and _OVERRIDE.match(word):
+            overrides.append(word)
+        else:
+            words.append(word)
+    if model_at is not None and len(words) > model_at:
+        overrides.insert(0, Flagged(quote_override("model.name", words.pop(model_at)), "MODEL"))
+    if model_at is not None and len(words) > model_at:
+        raise UserError(f"unexpected argument '{words[model_at]}'; overrides are written key=value")
+    config_file = Path(flags.config_file) if flags.config_file else None
+    return Given(flags=flags, words=words, overrides=[*flags_to_overrides(flags), *overrides], config_file=config_file)

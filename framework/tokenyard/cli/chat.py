@@ -1,0 +1,115 @@
+"""`tokenyard chat [MODEL] [overrides]`: a conversation in the terminal, each answer streamed as it comes."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from tokenyard.cli.arguments import make_parser, parse
+from tokenyard.cli.sampling_flags import add_sampling_flags, sampling_params
+from tokenyard.errors import UserError
+from tokenyard.launch.compose import load_engine_config
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from tokenyard.llm import LLM
+    from tokenyard.sampling_params import SamplingParams
+
+_HELP = "/reset starts over, /exit or Ctrl-D ends, Ctrl-C stops an answer"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Reads a message a line from stdin until it ends."""
+    parser = make_parser("chat", "[MODEL] [flags] [overrides]", f"Talk with a model. {_HELP}.")
+    parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
+    parser.add_argument("--raw", action="store_true", help="no chat template: each message is completed as it is")
+    add_sampling_flags(parser)
+    given = parse(parser, arguments, model_at=0)
+    if given.flags.raw and given.flags.system is not None:
+        raise UserError("--system needs the chat template that --raw turns off; give one of the two")
+    logging.getLogger("tokenyard.model").setLevel(logging.INFO)
+    config = load_engine_config(given.overrides, config_file=given.config_file)
+    from tokenyard.llm import LLM  # torch is imported only once everything given has been checked
+
+    with LLM.from_parts(*config) as llm:
+        params = sampling_params(given.flags, llm.get_default_sampling_params())
+        conversation = Conversation(llm, params, system=given.flags.system, raw=given.flags.raw)
+        if sys.stdin.isatty():
+            print(f"{llm.model_config.model}: {_HELP}", file=sys.stderr)
+        for line in _lines():
+            if line in ("/exit", "/quit"):
+                break
+            if line == "/reset":
+                conversation.reset()
+            elif line == "/help":
+                print(_HELP, file=sys.stderr)
+            elif line:
+                conversation.say(line)
+    return 0
+
+
+class Conversation:
+    """The messages so far; a turn that fails or is refused leaves them as they were."""
+
+    def __init__(self, llm: LLM, params: SamplingParams, *, system: str | None, raw: bool) -> None:
+        self._llm = llm
+        self._params = params
+        self._raw = raw or not llm.get_tokenizer().has_chat_template
+        self._opening = [] if system is None else [{"role": "system", "content": system}]
+        self._messages: list[dict[str, str]] = list(self._opening)
+
+    def reset(self) -> None:
+        """Forget every turn."""
+        self._messages = list(self._opening)
+
+    def say(self, text: str) -> None:
+        """Stream the answer to one message to stdout."""
+        turn = [*self._messages, {"role": "user", "content": text}]
+        try:
+            prompt = self._llm.tokenize(text) if self._raw else self._llm.tokenize_chat(turn)
+        except UserError as error:
+            print(f"error: {error} (/reset starts over)", file=sys.stderr)
+            return
+        with _interruptible() as interrupted:
+
+            def on_text(piece: str) -> bool:
+                print(piece, end="", flush=True)
+                return not interrupted
+
+            output = self._llm.stream(prompt, self._params, on_text)
+        print()
+        self._messages = [*turn, {"role": "assistant", "content": output.outputs[0].text}]
+
+
+def _lines() -> Iterator[str]:
+    prompt = "> " if sys.stdin.isatty() else ""
+    while True:
+        try:
+            yield input(prompt).strip()
+        except EOFError:
+            if prompt:
+                print()
+            return
+        except KeyboardInterrupt:
+            print(file=sys.stderr)
+            return
+
+
+@contextmanager
+def _interruptible() -> Iterator[list[int]]:
+    """Ctrl-C fills the list instead of tearing a step apart in the middle."""
+    received: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield received
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,109 @@
+"""`tokenyard doctor [MODEL] [overrides]`: what this machine has, which parts would run, and how a model would."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform as python_platform
+from collections.abc import Sequence
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from tokenyard.cli.arguments import make_parser, parse
+from tokenyard.errors import UserError
+from tokenyard.launch.compose import load_engine_config
+from tokenyard.paths import cache_dir, config_dir
+from tokenyard.platform import Platform
+from tokenyard.plugin_report import describe
+
+if TYPE_CHECKING:
+    from tokenyard.catalogue import Catalogue
+    from tokenyard.config import EngineConfig
+
+_PACKAGES = ("tokenyard", "torch", "transformers", "tokenizers", "safetensors", "gguf", "numpy", "hydra-core", "pluggy")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit code 0 when an engine with this config could start, 2 when it could not."""
+    parser = make_parser("doctor", "[MODEL] [--json] [overrides]", "Check this machine, the plugins and a model.")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    given = parse(parser, arguments, model_at=0)
+    names_model = any("model.name" in str(override) for override in given.overrides)
+    config, catalogue = load_engine_config(given.overrides, config_file=given.config_file)
+    report: dict[str, dict[str, object]] = {
+        "versions": _versions(),
+        "machine": _machine(config),
+        "plugins": _plugins(catalogue),
+        "model": _model(config, fetch=names_model),
+    }
+    problems = [str(section["problem"]) for section in report.values() if "problem" in section]
+    if given.flags.json:
+        print(json.dumps({**report, "problems": problems}))
+    else:
+        for title, section in report.items():
+            print(title)
+            for name, value in section.items():
+                print(f"  {name:<16} {value}")
+        print("no problem found" if not problems else f"{len(problems)} problem(s) found")
+    return UserError.exit_code if problems else 0
+
+
+def _versions() -> dict[str, object]:
+    versions: dict[str, object] = {"python": python_platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return versions
+
+
+def _machine(config: EngineConfig) -> dict[str, object]:
+    from tokenyard.worker.device import available_kv_bytes, choose_device, physical_cores
+
+    try:
+        device = choose_device(config.executor.device)
+    except UserError as error:
+        return {"problem": error}
+    return {
+        "system": f"{python_platform.system()} {python_platform.machine()}",
+        "device": str(device),
+        "cores": f"{physical_cores()} physical, {os.cpu_count()} logical",
+        "K/V memory": f"{available_kv_bytes(config.kv_cache, device) / 2**20:.0f} MiB",
+        "cache": str(cache_dir()),
+        "configs": str(config_dir()),
+    }
+
+
+def _plugins(catalogue: Catalogue) -> dict[str, object]:
+    rows = describe(catalogue, Platform())
+    counts: dict[str, object] = {}
+    for row in rows:
+        counts[row.status] = ", ".join(filter(None, (str(counts.get(row.status, "")), row.name)))
+    return counts
+
+
+def _model(config: EngineConfig, *, fetch: bool) -> dict[str, object]:
+    from tokenyard.model.default_model import DEFAULT_MODEL, is_cached
+    from tokenyard.model.files import resolve_model
+    from tokenyard.model.loader import decoder_choice
+
+    name = config.model.name
+    if name == DEFAULT_MODEL and not fetch and not is_cached():
+        return {"name": name, "status": "not fetched yet: the first `tokenyard generate` does"}
+    try:
+        files = resolve_model(name)
+        path, reasons = decoder_choice(files)
+    except UserError as error:
+        return {"name": name, "problem": error}
+    found: dict[str, object] = {
+        "name": name,
+        "architecture": files.architecture,
+        "format": files.format,
+        "dtype": files.torch_dtype,
+        "max_model_len": files.max_model_len,
+        "decoder": path,
+    }
+    if reasons:
+        found["why"] = "; ".join(reasons)
+    return found

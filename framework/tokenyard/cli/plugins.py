@@ -1,0 +1,71 @@
+"""`tokenyard plugins [explain NAME] [overrides]`: what is installed, what runs, what does not and why."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tokenyard.cli.arguments import make_parser, parse
+from tokenyard.errors import UserError
+from tokenyard.launch.compose import load_engine_config
+from tokenyard.platform import Platform
+from tokenyard.plugin_report import PluginRow, describe, explain
+
+if TYPE_CHECKING:
+    from tokenyard.config import EngineConfig
+
+
+def main(arguments: Sequence[str]) -> int:
+    """A table, or JSON."""
+    parser = make_parser("plugins", "[explain NAME] [--json] [overrides]", "List plugins, or explain one by name.")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    given = parse(parser, arguments)
+    if given.words and (given.words[0] != "explain" or len(given.words) != 2):
+        raise UserError(f"unexpected arguments {' '.join(given.words)!r}; write `plugins` or `plugins explain NAME`")
+    config, catalogue = load_engine_config(given.overrides, config_file=given.config_file)
+    active = active_components(config)
+    if given.words:
+        explanation = explain(catalogue, given.words[1], Platform(), active)
+        print(json.dumps(explanation.to_json()) if given.flags.json else explanation)
+        return 0
+    rows = describe(catalogue, Platform(), active)
+    if given.flags.json:
+        print(json.dumps([row.to_json() for row in rows]))
+    else:
+        _print_table(rows)
+    return 0
+
+
+def active_components(config: EngineConfig) -> set[tuple[str, str]]:
+    """(kind, name) of what a config chooses; `attention=auto` chooses only when the model is known."""
+    active = {
+        ("engine", config.engine.name),
+        ("scheduler", config.scheduler.name),
+        ("kv_cache", config.kv_cache.name),
+        ("attention", config.attention.name),
+        ("executor", config.executor.name),
+    }
+    active.update(("observer", observer.name) for observer in config.observers)
+    if config.scheduler.policy is not None:
+        active.add(("policy", config.scheduler.policy.name))
+    return active
+
+
+def _print_table(rows: Sequence[PluginRow]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(file=sys.stdout, soft_wrap=False)
+    if not console.is_terminal:
+        console.width = 160  # a pipe has no width of its own, and wrapped rows cannot be searched
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("KIND", "NAME", "STATUS", "DISTRIBUTION", "API", "SUMMARY"):
+        table.add_column(title, overflow="fold", no_wrap=title in ("KIND", "NAME", "STATUS"))
+    for row in rows:
+        about = row.reason or row.summary
+        table.add_row(
+            row.kind or "?", row.name, row.status, f"{row.distribution} {row.version}", row.api_version or "?", about
+        )
+    console.print(table)

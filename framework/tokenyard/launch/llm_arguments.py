@@ -1,0 +1,96 @@
+"""Keyword arguments of `LLM(...)` as overrides: our groups, and the vLLM names that have a key of ours."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tokenyard.errors import ConfigError, did_you_mean
+from tokenyard.launch.flags import Flagged
+from tokenyard.launch.overrides import format_value, quote_override
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+_COMPONENTS = ("scheduler", "attention", "engine", "kv_cache", "executor")
+
+_KEYS: Mapping[str, str] = {
+    "dtype": "model.dtype",
+    "max_model_len": "model.max_model_len",
+    "seed": "seed",
+    "max_num_seqs": "scheduler.max_num_seqs",
+    "max_num_batched_tokens": "scheduler.max_num_batched_tokens",
+    "enable_chunked_prefill": "scheduler.enable_chunked_prefill",
+    "long_prefill_token_threshold": "scheduler.long_prefill_token_threshold",
+    "block_size": "kv_cache.block_size",
+    "num_gpu_blocks_override": "kv_cache.num_blocks",
+    "kv_cache_memory_bytes": "kv_cache.memory",
+    "gpu_memory_utilization": "kv_cache.gpu_memory_utilization",
+    "enable_prefix_caching": "kv_cache.enable_prefix_caching",
+}
+
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    # what vLLM's scripts pass although it changes nothing here; any other value is refused by name
+    "disable_log_stats": (True,),
+    "enforce_eager": (True, False),
+    "trust_remote_code": (False,),
+    "tensor_parallel_size": (1,),
+    "pipeline_parallel_size": (1,),
+    "data_parallel_size": (1,),
+    "tokenizer": (None,),
+    "tokenizer_mode": ("auto",),
+    "skip_tokenizer_init": (False,),
+    "quantization": (None,),
+    "revision": (None,),
+    "tokenizer_revision": (None,),
+    "chat_template": (None,),
+    "hf_token": (None,),
+    "hf_overrides": (None,),
+    "runner": ("auto", "generate"),
+    "convert": ("auto",),
+    "cpu_offload_gb": (0,),
+    "disable_custom_all_reduce": (False, True),
+    "allowed_local_media_path": ("",),
+    "allowed_media_domains": (None,),
+    "mm_processor_kwargs": (None,),
+    "pooler_config": (None,),
+    "structured_outputs_config": (None,),
+    "profiler_config": (None,),
+    "attention_config": (None,),
+    "compilation_config": (None,),
+    "quantization_config": (None,),
+    "logits_processors": (None,),
+    "kv_cache_dtype": ("auto",),
+    "load_format": ("auto", "safetensors", "gguf"),
+    "speculative_config": (None,),
+    "enable_lora": (False,),
+}
+
+
+def llm_overrides(model: str | Path | None, arguments: Mapping[str, object]) -> list[Flagged]:
+    """Overrides in an order in which a component is chosen before its options are set."""
+    overrides = [] if model is None else [Flagged(quote_override("model.name", str(model)), "model=")]
+    for name in sorted(arguments, key=lambda name: name not in _COMPONENTS):
+        if (text := _override(name, arguments[name])) is not None:
+            overrides.append(Flagged(text, f"{name}="))
+    return overrides
+
+
+def _override(name: str, value: object) -> str | None:
+    if name in _COMPONENTS:
+        if value is None:
+            return None
+        if not isinstance(value, str):
+            raise ConfigError(f"{name}={value!r}: give the name of a plugin as text; see `tokenyard plugins`")
+        return f"{name}={value}"
+    if name in _KEYS:
+        return None if value is None else f"{_KEYS[name]}={format_value(value)}"
+    if name in _NEUTRAL:
+        if value in _NEUTRAL[name]:
+            return None
+        allowed = " or ".join(repr(allowed) for allowed in _NEUTRAL[name])
+        raise ConfigError(f"LLM: {name}={value!r} is not available in this version; leave it out, or {allowed}")
+    known = [*_COMPONENTS, *_KEYS, *_NEUTRAL, "model", "overrides"]
+    raise ConfigError(
+        f"LLM has no argument '{name}'{did_you_mean(name, known)}; other settings go in overrides=['key=value']"
+    )

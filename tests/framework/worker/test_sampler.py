@@ -1,0 +1,88 @@
+"""Sampler: greedy, limits, seeds; a row never depends on its batch mates."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tokenyard.sampling_params import SamplingParams
+from tokenyard.worker.sampler import Sampler, SamplingBatch, draw_seed
+
+CPU = torch.device("cpu")
+VOCAB = 50
+
+
+def sample(logits: torch.Tensor, params: list[SamplingParams], *, engine_seed: int = 0, position: int = 7) -> list[int]:
+    batch = SamplingBatch.of(params, logits.shape[-1], CPU)
+    seeds = {row: draw_seed(p.seed, position) for row, p in enumerate(params) if p.seed is not None}
+    tokens: list[int] = Sampler(engine_seed, CPU).sample(logits, batch, seeds).tolist()
+    return tokens
+
+
+def random_logits(rows: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def test_greedy_rows_take_the_most_likely_token_beside_random_ones() -> None:
+    logits = random_logits(4)
+    params = [SamplingParams(temperature=t) for t in (0.0, 1.0, 0.0, 2.0)]
+    tokens = sample(logits, params)
+    assert [tokens[0], tokens[2]] == [int(logits[0].argmax()), int(logits[2].argmax())]
+
+
+def test_smp_01_a_seeded_request_is_the_same_alone_and_beside_anyone() -> None:
+    logits = random_logits(3)
+    seeded = SamplingParams(temperature=0.8, seed=42)
+    alone = sample(logits[:1], [seeded])
+    for others in ([SamplingParams()], [SamplingParams(seed=1), SamplingParams(temperature=0)], [seeded, seeded]):
+        for engine_seed in (0, 1):
+            assert sample(logits[: 1 + len(others)], [seeded, *others], engine_seed=engine_seed)[:1] == alone
+
+
+def test_seeds_and_positions_give_other_draws() -> None:
+    logits = torch.zeros(1, VOCAB)
+    by_seed = {sample(logits, [SamplingParams(seed=seed)])[0] for seed in range(30)}
+    by_position = {sample(logits, [SamplingParams(seed=1)], position=position)[0] for position in range(30)}
+    assert len(by_seed) > 10
+    assert len(by_position) > 10
+
+
+@pytest.mark.parametrize(
+    ("params", "allowed"),
+    [
+        (SamplingParams(top_k=1), {3}),
+        (SamplingParams(top_k=2), {3, 2}),
+        (SamplingParams(top_p=0.5), {3}),
+        (SamplingParams(top_p=0.8), {3, 2}),
+        (SamplingParams(top_p=0.05), {3}),
+        (SamplingParams(top_k=3, top_p=0.9), {3, 2, 1}),
+        (SamplingParams(top_k=-1), {0, 1, 2, 3}),
+    ],
+)
+def test_limits_keep_exactly_their_tokens(params: SamplingParams, allowed: set[int]) -> None:
+    logits = torch.tensor([0.05, 0.1, 0.25, 0.6]).log().repeat(400, 1)
+    assert set(sample(logits, [params] * 400)) == allowed
+
+
+def test_limits_of_one_row_leave_the_others_alone() -> None:
+    logits = torch.zeros(200, VOCAB)
+    params = [SamplingParams(top_k=1) if row % 2 else SamplingParams() for row in range(200)]
+    tokens = sample(logits, params)
+    assert len(set(tokens[1::2])) == 1
+    assert len(set(tokens[0::2])) > 20
+
+
+def test_sampled_frequencies_are_the_probabilities() -> None:
+    probabilities = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    draws = 20000
+    tokens = torch.tensor(sample(probabilities.log().repeat(draws, 1), [SamplingParams()] * draws))
+    counts = torch.bincount(tokens, minlength=4)
+    chi_square = float(((counts - draws * probabilities) ** 2 / (draws * probabilities)).sum())
+    assert chi_square < 21.1  # 3 degrees of freedom, p = 1e-4
+
+
+def test_the_chi_square_test_would_catch_a_wrong_sampler() -> None:
+    probabilities = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    draws = 20000
+    tokens = torch.tensor(sample((probabilities.log() * 0.9).repeat(draws, 1), [SamplingParams()] * draws))
+    counts = torch.bincount(tokens, minlength=4)
+    assert float(((counts - draws * probabilities) ** 2 / (draws * probabilities)).sum()) > 21.1
