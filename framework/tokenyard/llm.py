@@ -13,7 +13,7 @@ from tokenyard.engine.input_processor import InputProcessor, Prompt, TokenizedPr
 from tokenyard.engine.output_processor import OutputProcessor, Update
 from tokenyard.errors import UserError, ValidationError
 from tokenyard.launch.assemble import RunningEngine, build_engine
-from tokenyard.launch.compose import engine_config_from, load_engine_config
+from tokenyard.launch.compose import load_engine_config, load_engine_config_from
 from tokenyard.launch.llm_arguments import llm_overrides
 from tokenyard.metrics import Metric, metrics_of
 from tokenyard.model.tokenizer import load_tokenizer
@@ -103,7 +103,7 @@ class LLM:
         """From a composed Hydra config (a `@hydra.main` script's own), or a list of override strings."""
         if isinstance(config, str | list | tuple):
             return cls.from_parts(*load_engine_config(_as_overrides(config)))
-        return cls.from_parts(*engine_config_from(cast("Mapping[str, object]", config)))
+        return cls.from_parts(*load_engine_config_from(cast("DictConfig | Mapping[str, object]", config)))
 
     @classmethod
     def from_parts(cls, config: EngineConfig, catalogue: Catalogue) -> LLM:

@@ -5,16 +5,45 @@ from __future__ import annotations
 import argparse
 import logging
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from tokenyard.errors import UserError
+from tokenyard.errors import PluginError, UserError
+from tokenyard.launch.compose import ComposedConfig, compose_config, load_engine_config
 from tokenyard.launch.flags import Flagged, add_engine_flags, flags_to_overrides, quote_override, refuse_unknown_flags
+
+if TYPE_CHECKING:
+    from tokenyard.catalogue import Catalogue
+    from tokenyard.config import EngineConfig
 
 _OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/]*=|~[A-Za-z_]")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """Warnings about broken plugins wait until it is known that the error is not about one of them."""
+    held: list[logging.LogRecord] = []
+
+    def hold(record: logging.LogRecord) -> bool:
+        held.append(record)
+        return False
+
+    source = logging.getLogger("tokenyard.plugins")
+    source.addFilter(hold)
+    is_told = False
+    try:
+        yield
+    except PluginError:
+        is_told = True
+        raise
+    finally:
+        source.removeFilter(hold)
+        for record in [] if is_told else held:
+            source.handle(record)
 
 
 class Parser(argparse.ArgumentParser):
@@ -32,6 +61,16 @@ class Given:
     words: Sequence[str]  # what is neither a flag nor an override
     overrides: Sequence[str | Flagged]
     config_file: Path | None
+
+    def load(self) -> tuple[EngineConfig, Catalogue]:
+        """The engine's config and the plugins."""
+        with _one_line_errors():
+            return load_engine_config(self.overrides, config_file=self.config_file)
+
+    def compose(self) -> ComposedConfig:
+        """The config with the origin of each value."""
+        with _one_line_errors():
+            return compose_config(self.overrides, config_file=self.config_file)
 
 
 def make_parser(command: str, usage: str, description: str) -> Parser:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from tokenyard.cli.arguments import make_parser, parse
 from tokenyard.cli.sampling_flags import add_sampling_flags, sampling_params
 from tokenyard.errors import UserError
-from tokenyard.launch.compose import load_engine_config
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -32,8 +31,8 @@ def main(arguments: Sequence[str]) -> int:
     given = parse(parser, arguments, model_at=0)
     if given.flags.raw and given.flags.system is not None:
         raise UserError("--system needs the chat template that --raw turns off; give one of the two")
-    logging.getLogger("tokenyard.model").setLevel(logging.INFO)
-    config = load_engine_config(given.overrides, config_file=given.config_file)
+    logging.getLogger("tokenyard.llm").setLevel(logging.INFO)
+    config = given.load()
     from tokenyard.llm import LLM  # torch is imported only once everything given has been checked
 
     with LLM.from_parts(*config) as llm:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 from tokenyard.cli.arguments import make_parser, parse
 from tokenyard.errors import UserError
-from tokenyard.launch.compose import compose_config
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -17,7 +16,7 @@ def main(arguments: Sequence[str]) -> int:
     given = parse(parser, arguments)
     if given.words:
         raise UserError(f"unexpected argument '{given.words[0]}'; overrides are written key=value")
-    composed = compose_config(given.overrides, config_file=given.config_file)
+    composed = given.compose()
     if given.flags.json:
         leaves = dict(_leaves(composed.values))
         found = {key: {"value": value, "origin": composed.origins.get(key, "default")} for key, value in leaves.items()}

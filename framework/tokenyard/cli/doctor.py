@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from tokenyard.cli.arguments import make_parser, parse
 from tokenyard.errors import UserError
-from tokenyard.launch.compose import load_engine_config
 from tokenyard.paths import cache_dir, config_dir
 from tokenyard.platform import Platform
 from tokenyard.plugin_report import describe
@@ -29,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parse(parser, arguments, model_at=0)
     names_model = any("model.name" in str(override) for override in given.overrides)
-    config, catalogue = load_engine_config(given.overrides, config_file=given.config_file)
+    config, catalogue = given.load()
     report: dict[str, dict[str, object]] = {
         "versions": _versions(),
         "machine": _machine(config),

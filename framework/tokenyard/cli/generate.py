@@ -12,7 +12,6 @@ from tokenyard.cli.arguments import Given, make_parser, parse
 from tokenyard.cli.phases import Phases
 from tokenyard.cli.sampling_flags import add_sampling_flags, sampling_params
 from tokenyard.errors import UserError
-from tokenyard.launch.compose import load_engine_config
 
 if TYPE_CHECKING:
     from tokenyard.engine.input_processor import TokenizedPrompt
@@ -35,10 +34,13 @@ def main(arguments: Sequence[str]) -> int:
     text = sys.stdin.read() if given.words[0] == "-" else given.words[0]
     if not text:
         raise UserError("the prompt is empty; give at least one token")
-    logging.getLogger("tokenyard.model").setLevel(logging.INFO)  # a first start fetches the model: say so
-    config = load_engine_config(given.overrides, config_file=given.config_file)
+    logging.getLogger("tokenyard.llm").setLevel(logging.INFO)  # a first start fetches the model: say so
+    config = given.load()
     phases.end("config")
-    from tokenyard.llm import LLM  # torch is imported only once everything given has been checked
+    # Only once everything given has been checked; torch by name, so that its second is not counted as the model's.
+    import torch  # noqa: F401
+
+    from tokenyard.llm import LLM
 
     phases.end("imports")
     with LLM.from_parts(*config) as llm:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from tokenyard.cli.arguments import make_parser, parse
 from tokenyard.errors import UserError
-from tokenyard.launch.compose import load_engine_config
 from tokenyard.platform import Platform
 from tokenyard.plugin_report import PluginRow, describe, explain
 
@@ -24,7 +23,7 @@ def main(arguments: Sequence[str]) -> int:
     given = parse(parser, arguments)
     if given.words and (given.words[0] != "explain" or len(given.words) != 2):
         raise UserError(f"unexpected arguments {' '.join(given.words)!r}; write `plugins` or `plugins explain NAME`")
-    config, catalogue = load_engine_config(given.overrides, config_file=given.config_file)
+    config, catalogue = given.load()
     active = active_components(config)
     if given.words:
         explanation = explain(catalogue, given.words[1], Platform(), active)

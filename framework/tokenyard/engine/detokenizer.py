@@ -12,10 +12,8 @@ if TYPE_CHECKING:
 class Detokenizer:
     """`text` grows with `add`; it never shows half a character, nor a beginning that may become a stop string."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], *, skip_special_tokens: bool = True) -> None:
-        self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
-        self._stream = tokenizer.new_stream(skip_special_tokens=skip_special_tokens)
+    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], stop: Sequence[str]) -> None:
+        self._stream = tokenizer.new_stream(prompt_ids=prompt_token_ids)
         self._stop = tuple(stop)
         self._longest_stop = max((len(string) for string in self._stop), default=0)
         self._decoded = ""
@@ -45,10 +43,8 @@ class Detokenizer:
         """No more tokens: show what was held back, incomplete characters included."""
         if self.stop_string is not None:
             return
-        whole = self._tokenizer.decode(self.token_ids, skip_special_tokens=self._skip_special_tokens)
-        if whole.startswith(self._decoded):
-            self._decoded = whole
-            self._search()
+        self._decoded += self._stream.flush()
+        self._search()
         if self.stop_string is None:
             self._shown = len(self._decoded)
 

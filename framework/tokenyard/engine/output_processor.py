@@ -49,7 +49,7 @@ class OutputProcessor:
 
     def add(self, request_id: str, prompt: TokenizedPrompt, params: SamplingParams, arrival_time: float) -> None:
         """Expect outputs of this request."""
-        detokenizer = Detokenizer(self._tokenizer, params.stop_strings)
+        detokenizer = Detokenizer(self._tokenizer, prompt.token_ids, params.stop_strings)
         self._states[request_id] = _State(prompt, detokenizer, arrival_time)
 
     def process(self, outputs: EngineCoreOutputs, now: float) -> Update:

@@ -49,6 +49,8 @@ class SyncEngineCore(EngineCore):
             outputs = self._scheduler.update_from_output(output, result)
         except BaseException as error:
             self._failure = error
+            if isinstance(error, Exception):
+                raise self._death() from error
             raise
         self._observe(output, outputs)
         return outputs
@@ -108,7 +110,10 @@ class SyncEngineCore(EngineCore):
 
     def _check_alive(self) -> None:
         if self._failure is not None:
-            cause = f"{type(self._failure).__name__}: {self._failure}"
-            raise EngineDeadError(f"the engine stopped on an error ({cause}); start a new one") from self._failure
+            raise self._death() from self._failure
         if self._is_shut_down:
             raise EngineDeadError("the engine is shut down; start a new one")
+
+    def _death(self) -> EngineDeadError:
+        cause = f"{type(self._failure).__name__}: {self._failure}"
+        return EngineDeadError(f"the engine stopped on an error ({cause}); start a new one")

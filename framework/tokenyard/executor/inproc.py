@@ -52,7 +52,7 @@ class InProcessExecutor(Executor):
     def initialize(self, config: EngineConfig) -> WorkerReport:
         from tokenyard.worker.worker import Worker  # imports torch, which listing executors must not
 
-        self._worker = Worker(config, self._context.catalogue, self._context.on_progress)
+        self._worker = Worker(config, self._context.on_progress)
         return self._worker.load()
 
     def allocate_kv_cache(self, plan: KVCachePlan) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from tokenyard.catalogue import Catalogue
     from tokenyard.config import EngineConfig
     from tokenyard.runner_output import ModelRunnerOutput
     from tokenyard.scheduler_output import SchedulerOutput
@@ -70,7 +69,6 @@ class StepFuture(Protocol[ResultT_co]):
 class ExecutorContext:
     """What an executor's factory is given, in the engine process. Worker processes load plugins for themselves."""
 
-    catalogue: Catalogue
     on_progress: Callable[[str], None] | None = None  # told the phase a long start is in, for people
 
 

@@ -64,9 +64,7 @@ def build_engine(
     policy = _policy(config, catalogue)  # before the model is loaded: a mistake in it should not cost that time
     executor = _make(
         chosen(catalogue, "executor", config.executor.name, ExecutorDescriptor),
-        lambda part: part.factory(
-            config.executor.options, ExecutorContext(catalogue=catalogue, on_progress=on_progress)
-        ),
+        lambda part: part.factory(config.executor.options, ExecutorContext(on_progress=on_progress)),
     )
     try:
         report = executor.initialize(config)

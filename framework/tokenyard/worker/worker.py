@@ -13,8 +13,9 @@ from tokenyard.interfaces.executor import KVCacheGroupSpec, KVCachePlan, WorkerR
 from tokenyard.model.files import resolve_model
 from tokenyard.model.loader import load_model
 from tokenyard.platform import Platform
+from tokenyard.plugins import load_catalogue
 from tokenyard.worker.attention_choice import choose_attention
-from tokenyard.worker.device import available_kv_bytes, choose_device, choose_dtype, set_threads
+from tokenyard.worker.device import available_kv_bytes, choose_device, choose_dtype, set_threads, zeros
 from tokenyard.worker.input_batch import InputBatch
 from tokenyard.worker.model_runner import ModelRunner
 from tokenyard.worker.sampler import Sampler
@@ -22,7 +23,6 @@ from tokenyard.worker.sampler import Sampler
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tokenyard.catalogue import Catalogue
     from tokenyard.config import EngineConfig
     from tokenyard.model.causal_lm import CausalLM
     from tokenyard.runner_output import ModelRunnerOutput
@@ -32,11 +32,8 @@ if TYPE_CHECKING:
 class Worker:
     """Created in its own process or in the engine's. Order: load, allocate_kv_cache, then execute / sample in turn."""
 
-    def __init__(
-        self, config: EngineConfig, catalogue: Catalogue, on_progress: Callable[[str], None] | None = None
-    ) -> None:
+    def __init__(self, config: EngineConfig, on_progress: Callable[[str], None] | None = None) -> None:
         self._config = config
-        self._catalogue = catalogue
         self._on_progress = on_progress
         self._device = choose_device(config.executor.device)
         self._num_threads = set_threads(config.executor.num_threads)
@@ -54,7 +51,9 @@ class Worker:
         self._max_model_len = self._config.model.max_model_len or files.max_model_len
         self._model = load_model(files, dtype=dtype, device=self._device)
         self._spec = self._attention_spec(self._model, dtype)
-        choice = choose_attention(self._catalogue, self._config.attention.name, self._spec, Platform())
+        # Each process that needs plugins loads them for itself; within one process that happens once.
+        catalogue = load_catalogue(self._config.plugins)
+        choice = choose_attention(catalogue, self._config.attention.name, self._spec, Platform())
         self._backend = choice.descriptor.factory(
             self._config.attention.options,
             AttentionBackendContext(spec=self._spec, device=self._device, num_threads=self._num_threads),
@@ -78,17 +77,15 @@ class Worker:
         """Allocate the K/V cache and make the runner."""
         model, backend, spec = self._loaded()
         layout = backend.kv_cache_layout(spec, plan.num_blocks)
-        dtype = getattr(torch, spec.dtype)
         try:
-            # Zeros, not empty: what a kernel may read beyond a sequence must at least be finite on first use.
             kv_caches = [
                 (
-                    torch.zeros(layout.key_shape, dtype=dtype, device=self._device),
-                    torch.zeros(layout.value_shape, dtype=dtype, device=self._device),
+                    zeros(layout.key_shape, spec.dtype, self._device),
+                    zeros(layout.value_shape, spec.dtype, self._device),
                 )
                 for _ in model.shape.layers
             ]
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             raise CapacityError(
                 f"a K/V cache of {plan.num_blocks} blocks of {plan.block_size} tokens does not fit in memory; "
                 f"lower kv_cache.num_blocks or kv_cache.memory ({str(error).splitlines()[0]})"

@@ -185,7 +185,7 @@ def test_an_engine_that_can_neither_run_nor_wait_is_reported_instead_of_hanging(
 def test_a_failed_step_ends_the_engine_and_every_later_call_says_why() -> None:
     engine, executor = make(fails_at=1)
     engine.add_request(request("a"))
-    with pytest.raises(RuntimeError, match="on fire"):
+    with pytest.raises(EngineDeadError, match="on fire"):
         drive(engine, executor.clock, lambda outputs: None)
     assert not engine.has_requests()
     for call in (engine.step, lambda: engine.add_request(request("b")), engine.reset_prefix_cache):

@@ -1,0 +1,105 @@
+"""Ranges of the core's own values, with the reason for each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tokenyard.errors import ConfigError
+from tokenyard.launch.convert import wrong
+from tokenyard.launch.schema import InvalidValueError
+from tokenyard.memory_size import parse_bytes
+
+if TYPE_CHECKING:
+    from tokenyard.config import EngineConfig, ExecutorConfig, KVCacheConfig, ModelConfig, SchedulerConfig
+
+MAX_SEED = 2**63
+
+
+def check_config(config: EngineConfig) -> None:
+    """Raise ConfigError on the first value that cannot work."""
+    _check_model(config.model)
+    _check_scheduler(config.scheduler)
+    _check_lengths(config.scheduler, config.model.max_model_len)
+    _check_kv_cache(config.kv_cache)
+    _check_executor(config.executor)
+    _check_seed("seed", config.seed)
+
+
+def _at_least(key: str, value: int | None, minimum: int, unit: str, or_null: str = "") -> None:
+    if value is not None and value < minimum:
+        null = f", or null for {or_null}" if or_null else ""
+        raise wrong(key, value, f"a whole number of {unit}, at least {minimum}{null}")
+
+
+def _check_seed(key: str, value: int | None) -> None:
+    if value is not None and not 0 <= value < MAX_SEED:
+        raise wrong(key, value, "a whole number from 0 to 2**63 - 1")
+
+
+def _check_model(model: ModelConfig) -> None:
+    if not model.name.strip():
+        raise wrong("model.name", model.name, "a model's name, a folder or a .gguf file")
+    _at_least("model.max_model_len", model.max_model_len, 1, "tokens", "the model's own limit")
+    _check_seed("model.seed", model.seed)
+
+
+def _check_scheduler(scheduler: SchedulerConfig) -> None:
+    seqs, tokens = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
+    _at_least("scheduler.max_num_seqs", seqs, 1, "requests")
+    _at_least("scheduler.max_num_batched_tokens", tokens, 1, "tokens")
+    threshold = scheduler.long_prefill_token_threshold
+    _at_least("scheduler.long_prefill_token_threshold", threshold, 0, "tokens (0 = no limit)")
+    if tokens < seqs:
+        raise InvalidValueError(
+            "scheduler.max_num_batched_tokens",
+            f"scheduler.max_num_batched_tokens ({tokens}) is below scheduler.max_num_seqs ({seqs}): each running "
+            "request needs one token of a step; raise the first or lower the second",
+        )
+
+
+def _check_lengths(scheduler: SchedulerConfig, max_model_len: int | None) -> None:
+    if max_model_len is None:
+        return  # known only when the model is loaded
+    tokens, threshold = scheduler.max_num_batched_tokens, scheduler.long_prefill_token_threshold
+    if not scheduler.enable_chunked_prefill and tokens < max_model_len:
+        raise InvalidValueError(
+            "scheduler.max_num_batched_tokens",
+            f"scheduler.max_num_batched_tokens ({tokens}) is below model.max_model_len ({max_model_len}): without "
+            "chunked prefill a whole prompt must fit one step; raise the first, lower the second or set "
+            "scheduler.enable_chunked_prefill=true",
+        )
+    if threshold > max_model_len:
+        raise InvalidValueError(
+            "scheduler.long_prefill_token_threshold",
+            f"scheduler.long_prefill_token_threshold ({threshold}) is above model.max_model_len ({max_model_len}): no "
+            "prompt is that long; lower it, or use 0 for no limit",
+        )
+
+
+def _check_kv_cache(kv_cache: KVCacheConfig) -> None:
+    _at_least("kv_cache.block_size", kv_cache.block_size, 1, "tokens")
+    _at_least("kv_cache.num_blocks", kv_cache.num_blocks, 1, "blocks", "as many as the memory holds")
+    if kv_cache.memory is not None:
+        parse_bytes(kv_cache.memory)
+    share = kv_cache.gpu_memory_utilization
+    if not 0 < share <= 1:  # also refuses NaN
+        raise wrong("kv_cache.gpu_memory_utilization", share, "a share of the GPU's memory, above 0 and up to 1")
+
+
+def _check_executor(executor: ExecutorConfig) -> None:
+    _at_least("executor.num_threads", executor.num_threads, 1, "threads", "the physical cores")
+
+
+def refuse_targets(value: object, key: str) -> None:
+    """Raise when `_target_` stands anywhere: a config names components, it never names code to call."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            where = f"{key}.{name}" if key else str(name)
+            if name == "_target_":
+                raise ConfigError(
+                    f"'{where}' is refused: a config never names code to call; write a plugin and choose it by its name"
+                )
+            refuse_targets(item, where)
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            refuse_targets(item, f"{key}[{index}]")

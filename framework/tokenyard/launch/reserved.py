@@ -1,0 +1,43 @@
+"""Keys that are planned and not there yet: refused by name, so that nobody believes they work."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tokenyard.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+RESERVED_GROUPS = frozenset(
+    {"server", "speculative", "structured_outputs", "workload", "latency", "experiment", "trace", "bench"}
+)
+
+ONLY_VALUES: Mapping[str, object] = {
+    "model.quantization": None,
+    "executor.tensor_parallel_size": 1,
+    "engine.process": "in",
+}
+"""Keys that exist with one value."""
+
+PLANNED_KEYS: Mapping[str, object] = {
+    "scheduler.predictor": None,
+    "scheduler.preempt_mode": "recompute",
+    "kv_cache.eviction": "lru",
+}
+"""Keys that do not exist yet, with the value that says what happens anyway: that one is accepted."""
+
+
+def refuse_group(key: str) -> None:
+    """Raise for a key of a group that does not exist yet."""
+    if key.partition(".")[0] in RESERVED_GROUPS:
+        raise ConfigError(f"'{key}' is not available in this version; remove it")
+
+
+def refuse_value(key: str, value: object) -> None:
+    """Raise when a reserved key is given another value than the one that can be served."""
+    only = {**ONLY_VALUES, **PLANNED_KEYS}
+    if key not in only or (type(value) is type(only[key]) and value == only[key]):
+        return
+    shown, allowed = ("null" if item is None else repr(item) for item in (value, only[key]))
+    raise ConfigError(f"{key}: {shown} is not available in this version; the only value is {allowed}")

@@ -1,0 +1,107 @@
+"""Chat messages as the OpenAI API has them -> what chat templates read: checked, and content always text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from tokenyard.errors import UnsupportedError, ValidationError, did_you_mean
+
+PlainValue: TypeAlias = "str | int | float | bool | list[PlainValue] | dict[str, PlainValue] | None"
+Message: TypeAlias = dict[str, PlainValue]
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+PART_SEPARATOR = "\n"
+_KNOWN_PARTS = frozenset(
+    {"image_url", "input_image", "image", "input_audio", "audio_url", "video_url", "file", "refusal"}
+)
+
+
+def normalise_messages(messages: Sequence[Mapping[str, object]]) -> list[Message]:
+    """Copies in which `content` is text: parts are joined with a newline, null becomes the empty string.
+
+    Other fields are kept, except those that are null; ValidationError says which message does not hold and why.
+    """
+    if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
+        raise ValidationError(
+            f"messages must be a list of messages, got {type(messages).__name__}", parameter="messages", value=messages
+        )
+    if not messages:
+        raise ValidationError("messages is empty; at least one is needed", parameter="messages", value=messages)
+    return [_normalise(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def plain_value(value: object, where: str) -> PlainValue:
+    """`value` rebuilt of JSON types only, so that a template never sees an object with methods of its own."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain_value(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+        return [plain_value(item, f"{where}[{index}]") for index, item in enumerate(value)]
+    raise ValidationError(
+        f"{where} is of type {type(value).__name__}; only JSON values are allowed", parameter=where, value=value
+    )
+
+
+def _normalise(message: Mapping[str, object], where: str) -> Message:
+    if not isinstance(message, Mapping):
+        raise ValidationError(
+            f"{where} must be an object with role and content, got {type(message).__name__}",
+            parameter=where,
+            value=message,
+        )
+    role = message.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        hint = did_you_mean(role, ROLES) if isinstance(role, str) else ""
+        raise ValidationError(
+            f"{where}.role is {role!r}; allowed: {', '.join(ROLES)}{hint}", parameter=f"{where}.role", value=role
+        )
+    if role == "tool" and not isinstance(message.get("tool_call_id"), str):
+        raise ValidationError(
+            f"{where}: role 'tool' needs tool_call_id, the id of the call that it answers",
+            parameter=f"{where}.tool_call_id",
+            value=message.get("tool_call_id"),
+        )
+    if "content" not in message and role != "assistant":
+        raise ValidationError(f"{where} has no content", parameter=f"{where}.content", value=None)
+    fields = {
+        str(key): plain_value(value, f"{where}.{key}")
+        for key, value in message.items()
+        if key != "content" and value is not None
+    }
+    return {"role": role, "content": _content_text(message.get("content"), f"{where}.content"), **fields}
+
+
+def _content_text(content: object, where: str) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return str(content)
+    if isinstance(content, Sequence) and not isinstance(content, bytes | bytearray):
+        return PART_SEPARATOR.join(_part_text(part, f"{where}[{index}]") for index, part in enumerate(content))
+    raise ValidationError(
+        f"{where} must be text, a list of parts or null, got {type(content).__name__}", parameter=where, value=content
+    )
+
+
+def _part_text(part: object, where: str) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    text = part.get("text") if isinstance(part, Mapping) else None
+    if kind == "text" and isinstance(text, str):
+        return str(text)
+    if kind in _KNOWN_PARTS:
+        raise UnsupportedError(
+            f"{where}: content of type {kind!r} is not available in this version; allowed: text",
+            parameter=where,
+            value=kind,
+        )
+    raise ValidationError(
+        f"{where} must be {{'type': 'text', 'text': ...}}, got type {kind!r}", parameter=where, value=kind
+    )

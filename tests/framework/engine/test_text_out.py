@@ -1,0 +1,161 @@
+"""Detokenizer and OutputProcessor: stop strings, held-back text, requests that end in every way."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import decoders, models, pre_tokenizers
+from tokenyard.engine.detokenizer import Detokenizer
+from tokenyard.engine.input_processor import TokenizedPrompt
+from tokenyard.engine.output_processor import OutputProcessor
+from tokenyard.engine_outputs import AdmittedRequest, EngineCoreOutputs, FinishedRequest
+from tokenyard.model.tokenizer import Tokenizer
+from tokenyard.request import FinishReason
+from tokenyard.sampling_params import SamplingParams
+
+
+def make_tokenizer() -> Tokenizer:
+    """One token a byte, so that every character of several bytes spans several tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(models.BPE({token: index for index, token in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    return Tokenizer(backend, {}, None)
+
+
+TOKENIZER = make_tokenizer()
+
+
+def stream(text: str, stop: Sequence[str] = (), *, cut_bytes: int = 0) -> tuple[list[str], Detokenizer]:
+    """Feed a text token by token: (the texts shown after each token and at the end, the detokenizer)."""
+    ids = TOKENIZER.encode(text)
+    detokenizer = Detokenizer(TOKENIZER, [], stop)
+    shown = []
+    for token_id in ids[: len(ids) - cut_bytes]:
+        if detokenizer.add([token_id]) is not None:
+            break
+        shown.append(detokenizer.text)
+    detokenizer.finish()
+    return [*shown, detokenizer.text], detokenizer
+
+
+def expected(text: str, stop: Sequence[str]) -> str:
+    """Text before the stop string whose match ends first; of two that end together, the longer."""
+    matches = [(text.find(string) + len(string), text.find(string)) for string in stop if string in text]
+    return text[: min(matches)[1]] if matches else text
+
+
+def test_txt_07_no_half_character_is_ever_shown() -> None:
+    shown, _ = stream("你好😀ď é")
+    assert shown[-1] == "你好😀ď é"
+    assert all("\ufffd" not in text for text in shown)
+    assert all("你好😀ď é".startswith(text) for text in shown)
+
+
+def test_txt_07_an_incomplete_character_at_the_end_is_shown_at_the_end() -> None:
+    shown, _ = stream("ab😀", cut_bytes=2)
+    assert shown[-2] == "ab"
+    assert shown[-1].startswith("ab\ufffd")
+
+
+@pytest.mark.parametrize("stop", [["DEFGHIJ"], ["own fox"], ["x", "DEF"], ["CDE", "DEFG"]])
+def test_txt_01_nothing_of_a_stop_string_is_shown(stop: list[str]) -> None:
+    text = "the brown fox: ABCDEFGHIJKL"
+    shown, detokenizer = stream(text, stop)
+    assert shown[-1] == expected(text, stop)
+    assert detokenizer.stop_string in stop
+    assert all(shown[-1].startswith(part) for part in shown)
+
+
+def test_only_what_may_become_a_stop_string_is_held_back() -> None:
+    shown, _ = stream("aab", ["abc"])
+    assert shown == ["", "a", "a", "aab"]
+
+
+def test_txt_06_held_back_text_is_flushed_at_the_end() -> None:
+    shown, detokenizer = stream("xx abc", ["abcdef"])
+    assert shown[-2:] == ["xx ", "xx abc"]
+    assert detokenizer.stop_string is None
+
+
+@given(
+    text=st.text(alphabet="ab你😀 ", max_size=30),
+    stop=st.lists(st.text(alphabet="ab你😀 ", min_size=1, max_size=4), max_size=3),
+)
+def test_what_is_shown_only_grows_and_ends_before_the_first_stop_string(text: str, stop: list[str]) -> None:
+    shown, _ = stream(text, stop)
+    assert shown[-1] == expected(text, stop)
+    for before, after in itertools.pairwise(shown):
+        assert after.startswith(before)
+
+
+def make_processor(**params: object) -> OutputProcessor:
+    processor = OutputProcessor(TOKENIZER)
+    processor.add("a", TokenizedPrompt("hi", TOKENIZER.encode("hi")), SamplingParams(**params), arrival_time=1.0)
+    return processor
+
+
+def outputs(text: str = "", finished: Sequence[FinishedRequest] = (), cached: int | None = None) -> EngineCoreOutputs:
+    ids = np.array(TOKENIZER.encode(text), dtype=np.int32)
+    return EngineCoreOutputs(
+        request_ids=("a",) if text else (),
+        num_tokens=np.array([len(ids)] if text else [], dtype=np.int32),
+        token_ids=ids,
+        finished=finished,
+        admitted=() if cached is None else (AdmittedRequest(request_id="a", num_cached_tokens=cached),),
+    )
+
+
+def test_a_request_gathers_text_times_and_cached_tokens() -> None:
+    processor = make_processor()
+    processor.process(outputs("yes", cached=16), now=3.0)
+    update = processor.process(outputs("!", [FinishedRequest(request_id="a", reason=FinishReason.LENGTH)]), now=4.0)
+    assert (list(update.finished), list(update.stopped)) == (["a"], [])
+    output = processor.pop("a")
+    assert (output.outputs[0].text, output.outputs[0].finish_reason, output.num_cached_tokens) == ("yes!", "length", 16)
+    assert output.finished
+    assert output.outputs[0].finished()
+    assert output.metrics is not None
+    assert (output.metrics.arrival_time, output.metrics.first_token_time, output.metrics.finished_time) == (
+        1.0,
+        3.0,
+        4.0,
+    )
+
+
+def test_a_stop_string_ends_the_request_and_the_engine_is_told() -> None:
+    processor = make_processor(stop="end")
+    update = processor.process(outputs("the end."), now=1.0)
+    assert (list(update.finished), list(update.stopped)) == (["a"], ["a"])
+    processor.process(outputs("surplus"), now=2.0)
+    completion = processor.pop("a").outputs[0]
+    assert (completion.text, completion.finish_reason, completion.stop_reason) == ("the ", "stop", "end")
+
+
+def test_a_stop_string_wins_over_a_length_of_the_same_step() -> None:
+    processor = make_processor(stop="end")
+    finished = [FinishedRequest(request_id="a", reason=FinishReason.LENGTH)]
+    update = processor.process(outputs("the end", finished), now=1.0)
+    assert (list(update.finished), list(update.stopped)) == (["a"], [])
+    assert processor.pop("a").outputs[0].finish_reason == "stop"
+
+
+def test_an_aborted_request_keeps_what_it_had() -> None:
+    processor = make_processor(stop="zzz")
+    processor.process(outputs("so far z"), now=1.0)
+    processor.abort(["a", "unknown"], now=2.0)
+    completion = processor.pop("a").outputs[0]
+    assert (completion.text, completion.finish_reason) == ("so far z", "abort")
+
+
+def test_a_failed_request_carries_its_error() -> None:
+    processor = make_processor()
+    processor.process(outputs("", [FinishedRequest(request_id="a", reason=FinishReason.ERROR, error="why")]), now=1.0)
+    output = processor.pop("a")
+    assert (output.outputs[0].finish_reason, output.error) == ("error", "why")
