@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
 import torch
-from tokenyard.interfaces import AttentionBackendContext, AttentionSpec
+from tokenyard.interfaces import AttentionBackendContext, AttentionBatch, AttentionSpec
 from tokenyard.model.causal_lm import CausalLM, PagedAttention
 from tokenyard.model.decoder import FastDecoder, expected_names
 from tokenyard.model.decoder_config import DecoderConfig, parse_decoder_config
@@ -56,7 +57,7 @@ class RandomWeights:
 class Runner:
     """Greedy generation: `step` takes each named request's next tokens, whole or in part."""
 
-    def __init__(self, model: CausalLM, make_batch: object, dtype: torch.dtype) -> None:
+    def __init__(self, model: CausalLM, make_batch: Callable[..., AttentionBatch], dtype: torch.dtype) -> None:
         shape = model.shape
         spec = AttentionSpec(
             device_type="cpu",

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from tokenyard_backends.torch_native.backend import TorchNativeBackend
 _TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
 
-def spec_of(case, dtype: torch.dtype = torch.float32) -> AttentionSpec:
+def spec_of(case: Any, dtype: torch.dtype = torch.float32) -> AttentionSpec:
     keys, values = case.kv_cache
     return AttentionSpec(
         device_type="cpu",
@@ -31,13 +32,15 @@ def spec_of(case, dtype: torch.dtype = torch.float32) -> AttentionSpec:
     )
 
 
-def backend_of(case, dtype: torch.dtype = torch.float32) -> TorchNativeBackend:
+def backend_of(case: Any, dtype: torch.dtype = torch.float32) -> TorchNativeBackend:
     spec = spec_of(case, dtype)
     assert TorchNativeBackend.supports(spec) == []
     return TorchNativeBackend(AttentionBackendContext(spec=spec, device=torch.device("cpu"), num_threads=1))
 
 
-def run(case, layer: AttentionLayer, dtype: torch.dtype = torch.float32, *, with_lse: bool = False):
+def run(
+    case: Any, layer: AttentionLayer, dtype: torch.dtype = torch.float32, *, with_lse: bool = False
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     backend = backend_of(case, dtype)
     out = torch.full((*case.query.shape[:2], case.value.shape[2]), torch.nan, dtype=dtype)
     lse = torch.full(case.query.shape[:2], torch.nan) if with_lse else None
@@ -203,7 +206,7 @@ def test_a_sequence_alone_gives_the_same_bits_as_in_any_batch(
         assert torch.equal(run(alone, layer, dtype)[0], together[rows]), lengths[index]
 
 
-def select(attention_reference: ModuleType, case, index: int):
+def select(attention_reference: ModuleType, case: Any, index: int) -> tuple[Any, slice]:
     """Sequence `index` of a case as a batch of its own, and its query rows."""
     starts = case.batch.query_start_loc
     rows = slice(int(starts[index]), int(starts[index + 1]))

@@ -58,8 +58,10 @@ def test_the_pinned_cpu_build_of_torch_brings_no_gpu_packages() -> None:
     """Where pip has a CPU build for the pinned version, that is what must be installed."""
     pinned = pins()["torch"]
     plan = subprocess.run(
-        [sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "--ignore-installed", "-q", "--report", "-"]
-        + [f"torch=={pinned}"],
+        [
+            *(sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "--ignore-installed", "-q"),
+            *("--report", "-", f"torch=={pinned}"),
+        ],
         capture_output=True,
         text=True,
         check=False,

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 Cache: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# On a CPU torch computes a float32 head's bits by how its thread's buffer is aligned, unless it has a multiple of 4 query
-# rows. With them a decoding row does not depend on its batch mates; three rows become faster, one row up to twice as slow.
+# On a CPU the bits of a float32 head depend on how its thread's buffer is aligned, unless it has a multiple of 4 query
+# rows. With them a decoding row does not depend on its batch mates; 3 rows become faster, 1 row up to twice as slow.
 _EVEN_ROWS = 4
 
 

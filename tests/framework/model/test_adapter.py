@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -74,8 +75,8 @@ def make_model(tmp_path: Path) -> MakeModel:
 
     def make(model_type: str, **extra: object) -> ModelFiles:
         torch.manual_seed(5)
-        config = CONFIG_MAPPING[model_type](**{**BASE, **extra})
-        model = transformers.AutoModelForCausalLM.from_config(config)
+        config = CONFIG_MAPPING[model_type].from_dict({**BASE, **extra})
+        model = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.dim() > 1:
@@ -179,7 +180,7 @@ def test_windows_that_the_layers_do_not_ask_for_are_refused(
     files = make_model("mistral", sliding_window=40)
     original = transformers.models.mistral.modeling_mistral.MistralAttention.forward
 
-    def forget_window(self: torch.nn.Module, *args: object, **keywords: object) -> object:
+    def forget_window(self: Any, *args: object, **keywords: object) -> object:
         window, self.config.sliding_window = self.config.sliding_window, None
         try:
             return original(self, *args, **keywords)
@@ -234,9 +235,9 @@ def test_a_model_that_keeps_another_attention_is_refused(
 ) -> None:
     files = make_model("qwen3", head_dim=8)
     cls = transformers.Qwen3ForCausalLM
-    original = cls.from_pretrained.__func__
+    original = vars(transformers.PreTrainedModel)["from_pretrained"].__func__
 
-    def silently_eager(cls: type, *args: object, **keywords: object) -> object:
+    def silently_eager(cls: type[Any], /, *args: object, **keywords: object) -> object:
         return original(cls, *args, **{**keywords, "attn_implementation": "eager"})
 
     monkeypatch.setattr(cls, "from_pretrained", classmethod(silently_eager))
@@ -246,8 +247,8 @@ def test_a_model_that_keeps_another_attention_is_refused(
 
 def test_our_name_is_in_the_attention_interface_only(make_model: MakeModel) -> None:
     load(make_model("qwen3", head_dim=8))
-    assert ATTENTION_NAME in transformers.AttentionInterface()
-    assert ATTENTION_NAME not in transformers.AttentionMaskInterface()
+    assert ATTENTION_NAME in transformers.AttentionInterface()  # type: ignore[no-untyped-call]
+    assert ATTENTION_NAME not in transformers.AttentionMaskInterface()  # type: ignore[no-untyped-call]
 
 
 def test_transformers_progress_bars_are_back_after_loading(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
 
 import pytest
 import torch
 from tokenyard.errors import ModelLoadError
 from tokenyard.model.adapter import TransformersAdapter
-from tokenyard.model.causal_lm import CausalLM
 from tokenyard.model.decoder import FastDecoder, expected_names
 from tokenyard.model.decoder_config import fast_decoder_reasons, parse_decoder_config, parse_rope
 from tokenyard.model.hf_attention import ATTENTION_NAME, register
@@ -19,6 +19,9 @@ from tokenyard.model.rope import RotaryEmbedding, rotate
 from tokenyard.model.self_check import PackedReference, Part
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+if TYPE_CHECKING:
+    from tokenyard.model.causal_lm import CausalLM, PagedAttention
 
 CPU = torch.device("cpu")
 BASE: dict[str, object] = {
@@ -33,7 +36,7 @@ BASE: dict[str, object] = {
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
 }
-LLAMA3 = {
+LLAMA3: dict[str, object] = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
@@ -73,7 +76,7 @@ class TableWeights:
 def make_llama(config: Mapping[str, object]) -> tuple[LlamaForCausalLM, dict[str, torch.Tensor]]:
     """A random Llama of transformers, and its checkpoint as it would be saved."""
     torch.manual_seed(3)
-    model = LlamaForCausalLM(LlamaConfig(**{**config, "attn_implementation": "eager"})).eval()
+    model = LlamaForCausalLM(LlamaConfig.from_dict(dict(config)))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn_like(parameter) * (0.2 if parameter.dim() > 1 else 0.5))
@@ -93,10 +96,10 @@ def make_decoder(
     return FastDecoder(parse_decoder_config(config), TableWeights(table), dtype=dtype, device=CPU, pack=pack)
 
 
-def one_sequence_attention(decoder: CausalLM, length: int) -> PackedReference:
+def one_sequence_attention(decoder: CausalLM, length: int) -> PagedAttention:
     attention = PackedReference(decoder.shape.layers)
     attention.begin_step([Part(0, 0, length)])
-    return attention
+    return cast("PagedAttention", attention)  # the same call
 
 
 @torch.inference_mode()
@@ -122,7 +125,7 @@ def test_float32_logits_equal_transformers(shape: str) -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @torch.inference_mode()
 def test_plain_linears_are_bit_identical_to_transformers_with_the_same_attention(shape: str) -> None:
-    """Holds for intermediate sizes that are multiples of 32, as models have: torch computes the rest of a row otherwise."""
+    """For intermediate sizes that are multiples of 32, as models have: torch computes the rest of a row otherwise."""
     config = {**BASE, **SHAPES[shape]}
     model, table = make_llama(config)
     register()
@@ -142,9 +145,10 @@ def test_packed_sequences_in_chunks_equal_each_sequence_alone() -> None:
     attention.begin_step([Part(1, 0, 9), Part(0, 9, 23)])
     tokens = torch.cat((second, first[:14]))
     positions = torch.cat((torch.arange(9), torch.arange(14)))
-    step_one = decoder.forward(tokens, positions, torch.arange(23), attention)
+    paged = cast("PagedAttention", attention)
+    step_one = decoder.forward(tokens, positions, torch.arange(23), paged)
     attention.begin_step([Part(0, 0, 6)])
-    step_two = decoder.forward(first[14:], torch.arange(14, 20), torch.arange(6), attention)
+    step_two = decoder.forward(first[14:], torch.arange(14, 20), torch.arange(6), paged)
     torch.testing.assert_close(step_one[:9], expected[1], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(torch.cat((step_one[9:], step_two)), expected[0], rtol=1e-4, atol=1e-4)
 
@@ -273,7 +277,7 @@ def test_an_original_length_beside_the_scaling_equals_transformers() -> None:
 def assert_same_tables(config: dict[str, object]) -> None:
     positions = torch.tensor([0, 1, 1000])
     module = LlamaRotaryEmbedding(
-        LlamaConfig(**{key: value for key, value in config.items() if key != "architectures"})
+        LlamaConfig.from_dict({key: value for key, value in config.items() if key != "architectures"})
     )
     cos, sin = module(torch.zeros(1), positions[None])
     rotation = RotaryEmbedding(parse_rope(config), 64, CPU)(positions, torch.float32)

@@ -6,15 +6,18 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 import transformers
 from tokenyard.errors import ModelLoadError
-from tokenyard.model.causal_lm import CausalLM
 from tokenyard.model.files import resolve_model
 from tokenyard.model.loader import decoder_choice, load_model
 from tokenyard.model.self_check import PackedReference, Part
+
+if TYPE_CHECKING:
+    from tokenyard.model.causal_lm import CausalLM
 
 CPU = torch.device("cpu")
 
@@ -77,7 +80,8 @@ def test_quantised_checkpoints_are_refused(tiny_llama_dir: Path) -> None:
 
 def test_choosing_a_decoder_imports_neither_torch_nor_transformers(tiny_llama_dir: Path) -> None:
     code = (
-        "import sys; from tokenyard.model.files import resolve_model; from tokenyard.model.loader import decoder_choice; "
+        "import sys; from tokenyard.model.files import resolve_model; "
+        "from tokenyard.model.loader import decoder_choice; "
         f"print(decoder_choice(resolve_model({str(tiny_llama_dir)!r}))[0]); "
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers')))"
     )
