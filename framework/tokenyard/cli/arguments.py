@@ -49,6 +49,8 @@ def _one_line_errors() -> Iterator[None]:
 class Parser(argparse.ArgumentParser):
     """Wrong usage is a UserError - one line - instead of a page of usage."""
 
+    model_at: int | None = None  # which of the words, from 0, is the model; None = the command takes none
+
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; see `{self.prog} --help`")
 
@@ -73,16 +75,17 @@ class Given:
             return compose_config(self.overrides, config_file=self.config_file)
 
 
-def make_parser(command: str, usage: str, description: str) -> Parser:
-    """A parser with the flags that every command takes."""
+def make_parser(command: str, usage: str, description: str, *, model_at: int | None = None) -> Parser:
+    """A parser with the flags that every command takes; `parse` adds those of the engine."""
     parser = Parser(prog=f"tokenyard {command}", usage=f"tokenyard {command} {usage}", description=description)
+    parser.model_at = model_at
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--log-level", choices=_LOG_LEVELS, default="warning", help="what is logged to stderr")
     return parser
 
 
-def parse(parser: Parser, arguments: Sequence[str], *, own: Collection[str] = (), model_at: int | None = None) -> Given:
-    """Parse flags, words and overrides in any order; the word at `model_at`, where there is one, is the model."""
+def parse(parser: Parser, arguments: Sequence[str], *, own: Collection[str] = ()) -> Given:
+    """Parse flags, words and overrides in any order; the word at the parser's `model_at` is the model."""
     add_engine_flags(parser, own=own)
     flags, unknown = parser.parse_known_intermixed_args(list(arguments))
     own_flags = [option for action in parser._actions for option in action.option_strings]
@@ -90,6 +93,7 @@ def parse(parser: Parser, arguments: Sequence[str], *, own: Collection[str] = ()
     logging.getLogger().setLevel(flags.log_level.upper())
     overrides: list[str | Flagged] = []
     words: list[str] = []
+    model_at = parser.model_at
     for word in flags.words:
         # The first words are the command's own: a prompt may well contain "=".
         is_own = model_at is not None and len(words) < model_at

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tokenyard.cli.arguments import make_parser, parse
+from tokenyard.cli.arguments import Parser, make_parser, parse
 from tokenyard.cli.sampling_flags import add_sampling_flags, sampling_params
 from tokenyard.errors import UserError
 
@@ -22,13 +22,18 @@ if TYPE_CHECKING:
 _HELP = "/reset starts over, /exit or Ctrl-D ends, Ctrl-C stops an answer"
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Reads a message a line from stdin until it ends."""
-    parser = make_parser("chat", "[MODEL] [flags] [overrides]", f"Talk with a model. {_HELP}.")
+def command_parser() -> Parser:
+    """The command's own flags."""
+    parser = make_parser("chat", "[MODEL] [flags] [overrides]", f"Talk with a model. {_HELP}.", model_at=0)
     parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
     parser.add_argument("--raw", action="store_true", help="no chat template: each message is completed as it is")
     add_sampling_flags(parser)
-    given = parse(parser, arguments, model_at=0)
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Reads a message a line from stdin until it ends."""
+    given = parse(command_parser(), arguments)
     if given.flags.raw and given.flags.system is not None:
         raise UserError("--system needs the chat template that --raw turns off; give one of the two")
     logging.getLogger("tokenyard.llm").setLevel(logging.INFO)

@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from tokenyard.cli.arguments import make_parser, parse
+from tokenyard.cli.arguments import Parser, make_parser, parse
 from tokenyard.errors import UserError
+
+
+def command_parser() -> Parser:
+    """The command's own flags."""
+    parser = make_parser("config", "[--json] [overrides]", "Print the composed config and the origin of each value.")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
 
 
 def main(arguments: Sequence[str]) -> int:
     """YAML with origins as comments, or JSON: `{key: {"value": ..., "origin": ...}}`."""
-    parser = make_parser("config", "[--json] [overrides]", "Print the composed config and the origin of each value.")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    given = parse(parser, arguments)
+    given = parse(command_parser(), arguments)
     if given.words:
         raise UserError(f"unexpected argument '{given.words[0]}'; overrides are written key=value")
     composed = given.compose()

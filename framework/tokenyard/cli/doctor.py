@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from tokenyard.cli.arguments import make_parser, parse
+from tokenyard.cli.arguments import Parser, make_parser, parse
 from tokenyard.errors import UserError
 from tokenyard.paths import cache_dir, config_dir
 from tokenyard.platform import Platform
@@ -22,11 +22,17 @@ if TYPE_CHECKING:
 _PACKAGES = ("tokenyard", "torch", "transformers", "tokenizers", "safetensors", "gguf", "numpy", "hydra-core", "pluggy")
 
 
+def command_parser() -> Parser:
+    """The command's own flags."""
+    description = "Check this machine, the plugins and a model."
+    parser = make_parser("doctor", "[MODEL] [--json] [overrides]", description, model_at=0)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
 def main(arguments: Sequence[str]) -> int:
     """Exit code 0 when an engine with this config could start, 2 when it could not."""
-    parser = make_parser("doctor", "[MODEL] [--json] [overrides]", "Check this machine, the plugins and a model.")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    given = parse(parser, arguments, model_at=0)
+    given = parse(command_parser(), arguments)
     names_model = any("model.name" in str(override) for override in given.overrides)
     config, catalogue = given.load()
     report: dict[str, dict[str, object]] = {

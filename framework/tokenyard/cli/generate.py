@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tokenyard.cli.arguments import Given, make_parser, parse
+from tokenyard.cli.arguments import Given, Parser, make_parser, parse
 from tokenyard.cli.phases import Phases
 from tokenyard.cli.sampling_flags import add_sampling_flags, sampling_params
 from tokenyard.errors import UserError
@@ -19,16 +19,20 @@ if TYPE_CHECKING:
     from tokenyard.outputs import RequestOutput
 
 
-def main(arguments: Sequence[str]) -> int:
-    """The answer goes to stdout, everything else to stderr."""
-    phases = Phases()
-    parser = make_parser(
-        "generate", '"PROMPT" [MODEL] [flags] [overrides]', "Answer one prompt; `-` reads it from stdin."
-    )
+def command_parser() -> Parser:
+    """The command's own flags."""
+    description = "Answer one prompt; `-` reads it from stdin."
+    parser = make_parser("generate", '"PROMPT" [MODEL] [flags] [overrides]', description, model_at=1)
     parser.add_argument("--raw", action="store_true", help="complete the prompt as it is: no chat template")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
     add_sampling_flags(parser)
-    given = parse(parser, arguments, model_at=1)
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The answer goes to stdout, everything else to stderr."""
+    phases = Phases()
+    given = parse(command_parser(), arguments)
     if not given.words:
         raise UserError('a prompt is missing: tokenyard generate "PROMPT"')
     text = sys.stdin.read() if given.words[0] == "-" else given.words[0]

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tokenyard.cli.arguments import make_parser, parse
+from tokenyard.cli.arguments import Parser, make_parser, parse
 from tokenyard.errors import UserError
 from tokenyard.platform import Platform
 from tokenyard.plugin_report import PluginRow, describe, explain
@@ -16,11 +16,16 @@ if TYPE_CHECKING:
     from tokenyard.config import EngineConfig
 
 
-def main(arguments: Sequence[str]) -> int:
-    """A table, or JSON."""
+def command_parser() -> Parser:
+    """The command's own flags."""
     parser = make_parser("plugins", "[explain NAME] [--json] [overrides]", "List plugins, or explain one by name.")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    given = parse(parser, arguments)
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """A table, or JSON."""
+    given = parse(command_parser(), arguments)
     if given.words and (given.words[0] != "explain" or len(given.words) != 2):
         raise UserError(f"unexpected arguments {' '.join(given.words)!r}; write `plugins` or `plugins explain NAME`")
     config, catalogue = given.load()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from tokenyard.errors import CapacityError, ConfigError, PluginError, ValidationError
+from tokenyard.errors import CapacityError, ConfigError, PluginError, TokenyardError, ValidationError
 from tokenyard.interfaces.policy import RequestView, SchedulingPolicy, StepOutcome
 from tokenyard.interfaces.scheduler import Scheduler, SchedulerContext
 from tokenyard.sampling_params import SamplingParams
@@ -80,13 +80,18 @@ class BatchScheduler(Scheduler):
     def add_request(self, request: EngineCoreRequest) -> None:
         record = Request(request, self._checked_length(request))
         self._requests[request.request_id] = record
-        if "on_arrival" in self._calls:
-            self._policy.on_arrival([record], self._view)
         try:
+            if "on_arrival" in self._calls:
+                self._policy.on_arrival([record], self._view)
             self._waiting.push(record, self._policy.waiting_key(record, self._view))
-        except BaseException:
+        except BaseException as error:
             del self._requests[request.request_id]
-            raise
+            if isinstance(error, TokenyardError) or not isinstance(error, Exception):
+                raise
+            raise PluginError(
+                f"scheduling policy {type(self._policy).__name__} failed on request '{request.request_id}': "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
     def finish_requests(self, request_ids: Sequence[str], reason: FinishReason) -> Sequence[str]:
         ended = [

@@ -298,6 +298,18 @@ def test_keys_that_cannot_be_compared_refuse_the_request_and_keep_the_queue() ->
     engine.check_idle()
 
 
+@pytest.mark.parametrize("point", ["waiting_key", "on_arrival"])
+def test_a_policy_that_raises_refuses_the_request_by_its_own_name(point: str) -> None:
+    def fail(self: SchedulingPolicy, requests: object, view: SchedulerView) -> None:
+        raise ZeroDivisionError("policy bug")
+
+    engine = ScriptedEngine(policy=type("Buggy", (SchedulingPolicy,), {point: fail})())
+    with pytest.raises(PluginError, match="policy Buggy failed on request 'a': ZeroDivisionError: policy bug"):
+        engine.add("a", 5)
+    assert not engine.scheduler.has_requests()
+    assert engine.schedule() is None
+
+
 def test_a_victim_is_one_of_the_candidates_or_an_error() -> None:
     class Wrong(SchedulingPolicy):
         def victim(self, candidates, view):  # type: ignore[no-untyped-def]
