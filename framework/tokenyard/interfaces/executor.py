@@ -31,7 +31,7 @@ class WorkerReport:
     kv_cache_groups: Sequence[KVCacheGroupSpec]
     available_bytes: int  # for the K/V cache
     vocab_size: int  # rows of the embedding: token ids below it are legal
-    model_path: str  # which decoder runs: "fast:llama", "adapter:GPT2LMHeadModel", ...
+    decoder: str  # which one runs: "fast decoder (llama)", "adapter (GPT2LMHeadModel)", ...
     attention_backend: str
     device: str
     dtype: str

@@ -110,6 +110,13 @@ def load_weights(
     except Exception as error:  # transformers raises whatever its parts raise
         raise ModelLoadError(f"{files.path}: {files.architecture} cannot be loaded: {one_line(error)}") from error
     model, info = cast("tuple[PreTrainedModel, Mapping[str, Collection[object]]]", loaded)
+    _check_tensors(files, info)
+    module: torch.nn.Module = model
+    module.to(device).eval().requires_grad_(False)
+    return model
+
+
+def _check_tensors(files: ModelFiles, info: Mapping[str, Collection[object]]) -> None:
     problems = [
         f"{what} tensors: {_shown(names)}"
         for what in ("missing", "unexpected", "mismatched")
@@ -117,9 +124,6 @@ def load_weights(
     ]
     if problems:
         raise ModelLoadError(f"{files.path}: the checkpoint does not fit its config.json: {'; '.join(problems)}")
-    module: torch.nn.Module = model
-    module.to(device).eval().requires_grad_(False)
-    return model
 
 
 def refuse(architecture: str, reasons: Sequence[str]) -> None:

@@ -66,7 +66,7 @@ class Worker:
             ),
             available_bytes=available_kv_bytes(self._config.kv_cache, self._device),
             vocab_size=shape.vocab_size,
-            model_path=self._model.description,
+            decoder=self._model.description,
             attention_backend=choice.descriptor.name,
             device=str(self._device),
             dtype=str(dtype).removeprefix("torch."),

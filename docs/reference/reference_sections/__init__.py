@@ -1,0 +1,33 @@
+"""What fills the generated regions of the reference pages: a function without arguments for each region."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from reference_sections import api, cli, config_keys, interfaces, plugin_api
+
+Section: TypeAlias = Callable[[], str]
+
+SECTIONS: Mapping[str, Section] = {
+    "config.groups": config_keys.groups,
+    "config.components": config_keys.components,
+    "config.reserved": config_keys.reserved,
+    "plugins.version": plugin_api.version,
+    "plugins.hooks": plugin_api.hooks,
+    "plugins.descriptors": plugin_api.descriptors,
+    "interfaces.contracts": interfaces.contracts,
+    "interfaces.data": interfaces.data,
+    "api.names": api.names,
+    "api.llm_arguments": api.llm_arguments,
+    "api.llm_neutral": api.llm_neutral_arguments,
+    "api.llm_methods": api.llm_methods,
+    "api.sampling": api.sampling_params,
+    "api.outputs": api.outputs,
+    "api.metrics": api.metrics,
+    "api.errors": api.errors,
+    "cli.commands": cli.commands,
+    "cli.engine_flags": cli.engine_flags,
+    "cli.refused_flags": cli.refused_flags,
+    "cli.planned_commands": cli.planned_commands,
+}

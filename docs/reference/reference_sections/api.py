@@ -1,0 +1,133 @@
+"""The public names of the package `tokenyard`."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+
+import tokenyard
+from tokenyard import errors as error_module
+from tokenyard.descriptors import Descriptor
+from tokenyard.engine_outputs import SchedulerStats
+from tokenyard.errors import TokenyardError
+from tokenyard.launch.llm_arguments import _COMPONENTS, _KEYS, _NEUTRAL
+from tokenyard.launch.schema import GROUPS
+from tokenyard.llm import LLM
+from tokenyard.metrics import metrics_of
+from tokenyard.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from tokenyard.sampling_params import _AVAILABLE, SamplingParams
+
+from reference_sections.interfaces import members, method
+from reference_sections.markdown import code, joined, table
+from reference_sections.source import constructor_of, doc_of, fields_of, methods_of
+
+_ELSEWHERE = {
+    "hookimpl": ("marks a function of a plugin as a hook", "plugins.md#hooks"),
+    "PLUGIN_API": ("(major, minor) of the plugin contract", "plugins.md#versions"),
+    "SamplingParams": ("how the tokens of a request are chosen, and when it ends", "#samplingparams"),
+    "EngineConfig": ("a whole engine's settings, as frozen dataclasses", "config.md"),
+}
+_COMMAND_LINE_ONLY = frozenset({"stream", "tokenize", "tokenize_chat", "from_parts"})
+_BULLET = re.compile(r"- `(\w+)`:?\s*(.*?)(?=\n- |\n\n|\Z)", re.DOTALL)
+
+
+def names() -> str:
+    """Every public name with the place where it is described."""
+    return table(("name", "what it is"), (_name(name) for name in tokenyard.__all__))
+
+
+def _name(name: str) -> tuple[str, str]:
+    if name in _ELSEWHERE:
+        about, link = _ELSEWHERE[name]
+        return f"[{code(name)}]({link})", about
+    value = inspect.getattr_static(tokenyard, name, None) or tokenyard.__getattr__(name)
+    page = "plugins.md" if isinstance(value, type) and issubclass(value, Descriptor) else ""
+    return f"[{code(name)}]({page}#{name.lower()})", doc_of(value).partition("\n")[0]
+
+
+def llm_arguments() -> str:
+    """The arguments of LLM(...) and the key that each one sets."""
+    arguments = {field.name: field.annotation for field in constructor_of(LLM)}
+    arguments |= {name: f"{_type_of(key)} | None" for name, key in _KEYS.items() if name not in arguments}
+    rows = [
+        (code(name), code(annotation.replace(" | None | None", " | None")), _sets(name))
+        for name, annotation in arguments.items()
+    ]
+    return table(("argument", "type", "sets"), rows)
+
+
+def _type_of(key: str) -> str:
+    """How the core's own key is annotated."""
+    group, _, name = key.partition(".")
+    return {field.name: field.annotation for field in fields_of(GROUPS[group])}[name]
+
+
+def _sets(name: str) -> str:
+    if name == "model":
+        return code("model.name")
+    if name == "overrides":
+        return "any key: Hydra overrides, which come last"
+    if name in _COMPONENTS:
+        return f"the group {code(name)}: a plugin's name"
+    return code(_KEYS[name])
+
+
+def llm_neutral_arguments() -> str:
+    """vLLM's arguments that are accepted with values that change nothing."""
+    rows = [(code(name), ", ".join(code(repr(value)) for value in values)) for name, values in _NEUTRAL.items()]
+    return table(("argument", "accepted"), rows)
+
+
+def llm_methods() -> str:
+    """The methods for users of LLM."""
+    return joined(method(row) for row in methods_of(LLM) if row.name not in _COMMAND_LINE_ONLY)
+
+
+def sampling_params() -> str:
+    """Available fields with their ranges, then the others with the only value that they take."""
+    about = {match[1]: match[2] for match in _BULLET.finditer(doc_of(SamplingParams))}
+    written = {field.name: field for field in fields_of(SamplingParams)}
+    available = [
+        (code(field.name), code(written[field.name].annotation), code(repr(field.default)), about[field.name])
+        for field in fields(SamplingParams)
+        if field.name in _AVAILABLE
+    ]
+    others = [
+        (code(field.name), code(written[field.name].default or ""))
+        for field in fields(SamplingParams)
+        if field.name not in _AVAILABLE
+    ]
+    return joined(
+        [
+            table(("field", "type", "default", "meaning"), available),
+            "The other fields of vLLM's class are there with their default; another value raises `UnsupportedError`:",
+            table(("field", "only value"), others),
+        ]
+    )
+
+
+def outputs() -> str:
+    """What generate() and chat() return."""
+    owners = (RequestOutput, CompletionOutput, RequestMetrics)
+    return joined(joined([f"### {owner.__name__}", doc_of(owner), members(owner)]) for owner in owners)
+
+
+def metrics() -> str:
+    """The names that LLM.get_metrics() returns."""
+    nothing = SchedulerStats(**{field.name: 0 for field in fields(SchedulerStats)})
+    rows = [(code(metric.name), code(metric.alias), metric.kind) for metric in metrics_of(nothing)]
+    return table(("name", "alias", "kind"), rows)
+
+
+def errors() -> str:
+    """Every error class with the exit code of the command line."""
+    return table(("error", "is a", "exit code", "raised for"), _error_rows())
+
+
+def _error_rows() -> Iterator[tuple[str, str, str, str]]:
+    for name, owner in vars(error_module).items():
+        if inspect.isclass(owner) and issubclass(owner, TokenyardError):
+            bases = ", ".join(code(base.__name__) for base in owner.__bases__)
+            yield code(name), bases, str(owner.exit_code), doc_of(owner)

@@ -1,0 +1,85 @@
+"""Commands and flags, from the parsers themselves."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import textwrap
+from collections.abc import Iterator
+
+from tokenyard.cli import _COMMANDS, _PLANNED
+from tokenyard.cli.arguments import Parser, make_parser
+from tokenyard.launch.flags import _FLAGS, _PARALLEL_SIZES, _UNAVAILABLE, add_engine_flags
+
+from reference_sections.markdown import WIDTH, code, joined, table, word_list
+
+_KEYS = {flag.name: flag.key for flag in _FLAGS}
+
+
+def command_parser(name: str) -> Parser:
+    """The parser of a command with its own flags only."""
+    parser: Parser = importlib.import_module(f"tokenyard.cli.{name}").command_parser()
+    return parser
+
+
+def commands() -> str:
+    """Each command: usage, what it does, its own flags."""
+    return joined(_command(name) for name in _COMMANDS)
+
+
+def _command(name: str) -> str:
+    parser = command_parser(name)
+    common = set(_options(make_parser(name, "", "")))
+    rows = [_flag_row(action) for action in visible_flags(parser) if not common.intersection(action.option_strings)]
+    return joined(
+        [
+            f"### {name}",
+            f"    {parser.usage}",
+            parser.description or "",
+            table(("flag", "meaning"), rows) if rows else "",
+        ]
+    )
+
+
+def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
+    for action in parser._actions:
+        yield from action.option_strings
+
+
+def visible_flags(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """The flags that `--help` shows."""
+    return [action for action in parser._actions if action.option_strings and action.help is not argparse.SUPPRESS]
+
+
+def _flag_row(action: argparse.Action) -> tuple[str, str]:
+    written = " or ".join(code(f"{option} {_metavar(action)}".rstrip()) for option in action.option_strings)
+    return written, (action.help or "") % {"default": action.default}
+
+
+def _metavar(action: argparse.Action) -> str:
+    if isinstance(action.metavar, str):
+        return action.metavar
+    return "{" + ",".join(map(str, action.choices)) + "}" if action.choices else ""
+
+
+def engine_flags() -> str:
+    """The flags of every command, and the key that each one sets."""
+    parser = make_parser("COMMAND", "", "")
+    add_engine_flags(parser)
+    rows = []
+    for action in visible_flags(parser):
+        written, about = _flag_row(action)
+        rows.append((written, code(_KEYS.get(action.option_strings[0], "")), about))
+    return table(("flag", "sets", "meaning"), rows)
+
+
+def refused_flags() -> str:
+    """vLLM's flags that this version does not have."""
+    sizes = ", ".join(" / ".join(code(name) for name in names) for names in _PARALLEL_SIZES)
+    only_one = textwrap.fill(f"Accepted with the value 1 only: {sizes}.", WIDTH, break_on_hyphens=False)
+    return joined([only_one, "Refused by name:", word_list(_UNAVAILABLE)])
+
+
+def planned_commands() -> str:
+    """Commands that are refused by name."""
+    return word_list(_PLANNED)
