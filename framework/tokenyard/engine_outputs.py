@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-
 if TYPE_CHECKING:
-    from tokenyard.request import FinishReason
     from collections.abc import Sequence
+
     from tokenyard.arrays import IntArray
+    from tokenyard.request import FinishReason
     from tokenyard.runner_output import Logprobs, PromptLogprobs
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hydra
 from omegaconf import DictConfig
-
 from tokenyard import LLM, SamplingParams
 
 
