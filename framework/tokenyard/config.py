@@ -37,7 +37,7 @@ class SchedulerConfig:
     name: str = "batch"
     max_num_seqs: int = 64  # requests running at once
     max_num_batched_tokens: int = 2048  # tokens of one step, prefill and decode together
-    enable_chunked_prefill: bool = True
+    enable_chunked_prefill: bool = True  # a long prompt may be computed over several steps
     long_prefill_token_threshold: int = 0  # longest prefill chunk of one request in a step; 0 = the whole budget
     policy: PolicyConfig | None = None  # None for a scheduler that takes no policy
     options: object = NO_OPTIONS
@@ -57,10 +57,10 @@ class KVCacheConfig:
 
     name: str = "paged"
     block_size: int = 16  # tokens per block
-    num_blocks: int | None = None
+    num_blocks: int | None = None  # usable blocks; None = as many as the memory holds
     memory: str | int | None = None  # bytes, or text such as "512MiB"; None: CPU a quarter of free RAM, at most 4 GiB
     gpu_memory_utilization: float = 0.92  # share of a GPU's memory for weights, activations and K/V
-    enable_prefix_caching: bool = True
+    enable_prefix_caching: bool = True  # share the K/V of equal beginnings
     options: object = NO_OPTIONS
 
 
@@ -105,7 +105,7 @@ class PluginsConfig:
     """Group `plugins`: which installed plugins may be loaded. Built-in ones can be disabled but need no allowing."""
 
     allow: tuple[str, ...] | None = None  # None = all; [] = no third-party plugin; else entry points or distributions
-    disabled: tuple[str, ...] = ()
+    disabled: tuple[str, ...] = ()  # entry points or distributions that are not even imported
     strict: bool = False  # any plugin that is broken or in conflict is an error, chosen or not
 
 

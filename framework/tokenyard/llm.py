@@ -54,7 +54,7 @@ class LLM:
     `LLM("smollm2-135m", dtype="float32", max_model_len=2048, scheduler="fcfs", attention="torch_native",
     overrides=["kv_cache.num_blocks=64"])`. Every part is chosen as on the command line: `scheduler`, `attention`,
     `engine`, `kv_cache` and `executor` name plugins, `overrides` are Hydra overrides, and the other keywords are
-    vLLM's: `docs/reference/llm.md` lists them; one that this version does not have is refused by name.
+    vLLM's: `docs/reference/api.md` lists them; one that this version does not have is refused by name.
 
     Use it as a context manager, or call `shutdown` to give the memory back.
     """

@@ -44,7 +44,7 @@ def shell_lines(path: Path) -> Iterator[str]:
     """Lines of shell blocks, and indented lines that begin with our command (but no usage such as `[MODEL]`)."""
     for block in blocks(path, "sh"):
         yield from block.replace("\\\n", " ").splitlines()
-    for line in re.findall(r"^    (tokenyard .+)$", path.read_text(encoding="utf-8"), re.MULTILINE):
+    for line in re.findall(r"^    (tokenyard [a-z].+)$", path.read_text(encoding="utf-8"), re.MULTILINE):
         if "[" not in line:
             yield line
 

@@ -45,7 +45,7 @@ def rows(text: str, heading: str) -> Iterator[list[str]]:
         yield [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
 
 
-# ---- Generated regions -----------------------------------------------------------------------------------------------
+# ---- Generated regions ----------------------------------------------------------------------------------------------
 
 
 def test_the_generated_regions_are_up_to_date(generator: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,7 +83,7 @@ def test_a_region_without_a_section_or_a_section_without_a_region_is_told(
     assert any(problem in line for line in found) if problem else not found
 
 
-# ---- Complete ---------------------------------------------------------------------------------------------------------
+# ---- Complete --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", tokenyard.__all__)
@@ -132,7 +132,7 @@ def test_every_config_key_is_in_the_reference_with_a_meaning() -> None:
         assert row.rpartition(" | ")[2].strip("| "), f"{key} has no meaning"
 
 
-# ---- True -------------------------------------------------------------------------------------------------------------
+# ---- True ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_exit_codes_are_those_of_the_errors_and_of_the_command_line() -> None:
@@ -167,7 +167,7 @@ def test_no_path_of_a_machine_stands_in_a_page(generator: ModuleType) -> None:
             assert part not in text, f"{path.name}: {part}"
 
 
-# ---- Stability --------------------------------------------------------------------------------------------------------
+# ---- Stability -------------------------------------------------------------------------------------------------------
 
 
 def tier(name: str) -> set[str]:

@@ -70,8 +70,6 @@ def _meaning(key: str, comment: str) -> str:
         return f"the component; {code(group.partition('.')[0] + '=NAME')} chooses it with its options"
     if key == "observers":
         return "see [observers](#observers)"
-    if key == "plugins.disabled":
-        return "entry points or distributions that are not loaded"
     return re.sub(r"\bNone\b", "null", comment or _FLAG_HELP.get(key, ""))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,9 +84,9 @@ def make_parser(command: str, usage: str, description: str, *, model_at: int | N
     return parser
 
 
-def parse(parser: Parser, arguments: Sequence[str], *, own: Collection[str] = ()) -> Given:
+def parse(parser: Parser, arguments: Sequence[str]) -> Given:
     """Parse flags, words and overrides in any order; the word at the parser's `model_at` is the model."""
-    add_engine_flags(parser, own=own)
+    add_engine_flags(parser)
     flags, unknown = parser.parse_known_intermixed_args(list(arguments))
     own_flags = [option for action in parser._actions for option in action.option_strings]
     refuse_unknown_flags(unknown, own=own_flags)

@@ -28,7 +28,7 @@ class EngineCoreContext:
 
 
 class EngineCore(ABC):
-    """Driven by `tokenyard.engine.drive` or a front end's client, from one thread.
+    """Driven by `tokenyard.engine.driver.drive` or a front end's client, from one thread.
 
     A request's tokens are identical under every loop; schedules may differ. The core owns token accounting, K/V
     blocks, steps in flight and aborts; a policy can neither choose nor break the loop.

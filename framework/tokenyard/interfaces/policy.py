@@ -124,14 +124,14 @@ class PolicyContext:
 
 
 class SchedulingPolicy:
-    """Nine decision points and five events. The default of each is FCFS with chunked prefill, decodes first.
+    """Nine decision points in eleven methods, and five events. The default is FCFS with chunked prefill, decodes first.
 
     Called by the scheduler, in the engine process, from one thread; never once per token. What a policy does not
     override costs nothing. The same object serves the live engine and simulation, under every engine loop. Ties are
     broken by (key, arrival, id), so a schedule depends on nothing but the requests and the seed.
 
-    A scheduler says at launch which points it asks (`Scheduler.decision_points`); a policy that overrides another
-    one is refused then, by name, rather than half obeyed.
+    A scheduler names the methods that it asks (`Scheduler.decision_points`); a policy that overrides another one is
+    refused at launch, by name, rather than half obeyed.
     """
 
     # Decision points

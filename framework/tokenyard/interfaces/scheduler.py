@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,10 +37,15 @@ class SchedulerContext:
 class Scheduler(ABC):
     """Called by the engine loop only, in the engine process, from one thread.
 
+    `decision_points` names the methods of a SchedulingPolicy that this scheduler asks; it is empty for a scheduler that
+    takes no policy.
+
     For every `schedule` whose output was given to an executor there is exactly one `update_from_output`, in order;
     a loop may have several such steps in flight. Every accepted request ends exactly once, in the outputs of an
     `update_from_output` or the return of `finish_requests`, whatever happens between.
     """
+
+    decision_points: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
     def add_request(self, request: EngineCoreRequest) -> None:

@@ -27,10 +27,6 @@ if TYPE_CHECKING:
     from tokenyard.runner_output import ModelRunnerOutput
     from tokenyard.scheduler_output import SchedulerOutput
 
-ASKED = frozenset({"waiting_key", "victim", "requeue_key"})
-"""Decision points that this version asks."""
-
-
 class BatchScheduler(Scheduler):
     """Order of a step: running decodes, running prefills in admission order, then waiting requests by the policy's key.
 
@@ -39,10 +35,12 @@ class BatchScheduler(Scheduler):
     lacks a block preempts the policy's victim, which is recomputed later.
     """
 
+    decision_points = frozenset({"waiting_key", "victim", "requeue_key"})
+
     def __init__(self, context: SchedulerContext, *, name: str = "batch") -> None:
         config = context.config
         self._policy = context.policy or SchedulingPolicy()
-        refuse_unasked(self._policy, ASKED, name)
+        refuse_unasked(self._policy, self.decision_points, name)
         self._calls = overridden(self._policy)
         self._kv = context.kv_cache_manager
         self._max_model_len = context.max_model_len

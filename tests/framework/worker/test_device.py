@@ -1,0 +1,65 @@
+"""Device, data type, memory and threads of a worker."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tokenyard.config import KVCacheConfig
+from tokenyard.errors import ConfigError
+from tokenyard.memory_size import parse_bytes
+from tokenyard.worker.device import available_kv_bytes, choose_device, choose_dtype, physical_cores, zeros
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (4096, 4096),
+        ("4096", 4096),
+        ("512MiB", 512 * 2**20),
+        ("512 mib", 512 * 2**20),
+        ("2GB", 2 * 10**9),
+        ("1.5GiB", 3 * 2**29),
+        ("3k", 3000),
+        ("1TiB", 2**40),
+    ],
+)
+def test_memory_is_read_as_people_write_it(text: str | int, expected: int) -> None:
+    assert parse_bytes(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "much", "-1", 0, "0GB", "1PB", "1 2 GB", "nan", "1e3"])
+def test_what_is_no_amount_of_memory_is_refused(text: str | int) -> None:
+    with pytest.raises(ConfigError, match=r"kv_cache\.memory"):
+        parse_bytes(text)
+
+
+def test_the_cpus_share_is_capped_and_an_explicit_amount_wins() -> None:
+    assert 0 < available_kv_bytes(KVCacheConfig(), CPU) <= 4 * 2**30
+    assert available_kv_bytes(KVCacheConfig(memory="64MiB"), CPU) == 64 * 2**20
+
+
+def test_auto_takes_the_checkpoints_type_and_a_name_wins() -> None:
+    assert choose_dtype("auto", "bfloat16") is torch.bfloat16
+    assert choose_dtype("float32", "bfloat16") is torch.float32
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="only where there is no GPU")
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    assert choose_device("auto") == CPU
+    with pytest.raises(ConfigError, match=r"executor\.device=cuda"):
+        choose_device("cuda")
+
+
+def test_there_is_at_least_one_core() -> None:
+    assert physical_cores() >= 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_zeros_are_zeros_of_the_shape_and_can_be_written(dtype: str) -> None:
+    made = zeros((3, 4, 2), dtype, CPU)
+    assert (made.shape, made.dtype) == ((3, 4, 2), getattr(torch, dtype))
+    assert not made.any()
+    made[1] = 2
+    assert made.float().sum() == 16
