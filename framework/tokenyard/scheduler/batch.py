@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tokenyard.runner_output import ModelRunnerOutput
     from tokenyard.scheduler_output import SchedulerOutput
 
+
 class BatchScheduler(Scheduler):
     """Order of a step: running decodes, running prefills in admission order, then waiting requests by the policy's key.
 
