@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from tokenyard.errors import CapacityError, ConfigError, PluginError, TokenyardError, ValidationError
+from tokenyard.errors import ConfigError, PluginError, TokenyardError, ValidationError
 from tokenyard.interfaces.policy import RequestView, SchedulingPolicy, StepOutcome
 from tokenyard.interfaces.scheduler import Scheduler, SchedulerContext
-from tokenyard.sampling_params import SamplingParams
+from tokenyard.scheduler.limits import Limits
 from tokenyard.scheduler.outcome import EngineOutputBuilder
 from tokenyard.scheduler.policy_calls import overridden, refuse_unasked
 from tokenyard.scheduler.request_state import Request, RequestStatus
@@ -33,7 +33,8 @@ class BatchScheduler(Scheduler):
 
     The first waiting request that does not fit ends the admission: nobody overtakes it. A request is admitted only
     when the blocks of all its known tokens are free, so prefill never stops half-way for lack of them; decoding that
-    lacks a block preempts the policy's victim, which is recomputed later.
+    lacks a block preempts the policy's victim, which is recomputed later. At most one step may be in flight: a victim's
+    blocks are free at once.
     """
 
     decision_points = frozenset({"waiting_key", "victim", "requeue_key"})
@@ -44,8 +45,11 @@ class BatchScheduler(Scheduler):
         refuse_unasked(self._policy, self.decision_points, name)
         self._calls = overridden(self._policy)
         self._kv = context.kv_cache_manager
-        self._max_model_len = context.max_model_len
-        self._vocab_size = context.vocab_size
+        self._limits = Limits(
+            max_model_len=context.max_model_len,
+            vocab_size=context.vocab_size,
+            capacity=self._kv.capacity_tokens(),
+        )
         self._max_num_seqs = config.max_num_seqs
         self._budget = config.max_num_batched_tokens
         self._can_chunk = config.enable_chunked_prefill
@@ -58,6 +62,7 @@ class BatchScheduler(Scheduler):
             )
         self._table = SlotTable(config.max_num_seqs, context.max_model_len)
         self._requests: dict[str, Request] = {}
+        self._landing: dict[int, Request] = {}  # by slot: ended, with a last step in flight
         self._waiting = WaitingQueue()
         self._running: list[Request] = []  # in admission order
         self._running_slots: IntArray = np.empty(0, dtype=np.int32)  # the same, as slots
@@ -77,7 +82,14 @@ class BatchScheduler(Scheduler):
     # Requests come and go
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        record = Request(request, self._checked_length(request))
+        landing = (ended.request_id for ended in self._landing.values())
+        if request.request_id in self._requests or request.request_id in landing:
+            raise ValidationError(
+                f"request id '{request.request_id}' is in use; give each live request an id of its own",
+                parameter="request_id",
+                value=request.request_id,
+            )
+        record = Request(request, self._limits.total_length(request))
         self._requests[request.request_id] = record
         try:
             if "on_arrival" in self._calls:
@@ -255,6 +267,7 @@ class BatchScheduler(Scheduler):
         alive = table.is_held[slots]
         table.num_in_flight[slots[alive]] -= output.num_scheduled_tokens[alive]
         for slot in slots[~alive & (table.steps_in_flight[slots] == 0)].tolist():
+            self._kv.free(self._landing.pop(slot))
             table.release(slot)
         return alive
 
@@ -279,42 +292,6 @@ class BatchScheduler(Scheduler):
 
     # Bookkeeping
 
-    def _checked_length(self, request: EngineCoreRequest) -> int:
-        """The total length at which the request ends; raises when it can never run."""
-        if request.request_id in self._requests:
-            raise ValidationError(
-                f"request id '{request.request_id}' is in use; give each live request an id of its own",
-                parameter="request_id",
-                value=request.request_id,
-            )
-        if not isinstance(request.params, SamplingParams):
-            raise ValidationError("pooling requests are not available", parameter="params", value=request.params)
-        num_prompt = len(request.prompt_token_ids)
-        if not 0 < num_prompt < self._max_model_len:
-            raise ValidationError(
-                f"the prompt has {num_prompt} tokens; this model takes 1 to {self._max_model_len - 1}, "
-                f"so that one of its {self._max_model_len} is left for the output",
-                parameter="prompt",
-                value=num_prompt,
-            )
-        ids = request.prompt_token_ids
-        if int(ids.min()) < 0 or int(ids.max()) >= self._vocab_size:
-            bad = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
-            raise ValidationError(
-                f"prompt token id {bad} is outside the vocabulary, 0 to {self._vocab_size - 1}",
-                parameter="prompt",
-                value=bad,
-            )
-        capacity = self._kv.capacity_tokens()
-        if num_prompt > capacity:
-            raise CapacityError(
-                f"the prompt has {num_prompt} tokens but the whole K/V cache holds {capacity}; "
-                "shorten it, or give more room with kv_cache.num_blocks or kv_cache.memory"
-            )
-        wanted = request.params.max_tokens or self._max_model_len
-        # The last token's K/V is never needed, so one more than the cache holds can be returned.
-        return min(num_prompt + wanted, self._max_model_len, capacity + 1)
-
     def _end(self, request: Request) -> None:
         del self._requests[request.request_id]
         if request.status is RequestStatus.RUNNING:
@@ -328,11 +305,14 @@ class BatchScheduler(Scheduler):
         slot = request.slot
         if slot is None:
             raise RuntimeError(f"request {request.request_id} runs without a slot")
-        self._kv.free(request)
         request.leave(status)
         self._steps.add_ended(slot)
         self._table.detach(slot)
-        if self._table.steps_in_flight[slot] == 0:
+        if self._table.steps_in_flight[slot]:
+            # A step in flight still writes to its blocks and names its slot: nobody else gets them before it lands.
+            self._landing[slot] = request
+        else:
+            self._kv.free(request)
             self._table.release(slot)
         self._running.remove(request)
         self._refresh_running()

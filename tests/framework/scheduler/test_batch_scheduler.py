@@ -106,8 +106,13 @@ def test_a_request_ended_between_schedule_and_update_gets_no_more_tokens_sch_14(
     engine.add("b", 40)
     output = engine.schedule()
     assert output is not None
+    held = engine.kv.usage
     engine.finish("a")
+    assert engine.kv.usage == held, "the step in flight still writes to the blocks"
+    with pytest.raises(ValidationError, match="in use"):
+        engine.add("a", 40)
     engine.update(output)
+    assert engine.kv.usage.num_free_blocks == held.num_free_blocks + 3
     assert engine.tokens["a"] == []
     assert len(engine.tokens["b"]) == 1
     engine.run()
