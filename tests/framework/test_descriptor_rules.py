@@ -6,51 +6,14 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from plugin_makers import attention, build_policy, component, policy, scheduler
 from tokenyard.config import NoOptions
 from tokenyard.descriptor_rules import BrokenRuleError, check_config_path, check_descriptor
 from tokenyard.descriptors import (
     PLUGIN_API,
-    AttentionBackendDescriptor,
-    ComponentDescriptor,
     Descriptor,
     PolicyDescriptor,
-    SchedulerDescriptor,
 )
-from tokenyard.interfaces import AttentionBackend, PolicyContext, Scheduler, SchedulerContext, SchedulingPolicy
-
-
-def build_policy(options: NoOptions, context: PolicyContext) -> SchedulingPolicy:
-    return SchedulingPolicy()
-
-
-def build_scheduler(options: NoOptions, context: SchedulerContext) -> Scheduler:
-    raise NotImplementedError
-
-
-def build_attention(options: NoOptions, context: object) -> AttentionBackend:
-    raise NotImplementedError
-
-
-def build_component(options: NoOptions, context: object) -> object:
-    return object()
-
-
-def policy(name: str, api_version: tuple[int, int] = PLUGIN_API) -> PolicyDescriptor[NoOptions]:
-    return PolicyDescriptor(name=name, api_version=api_version, factory=build_policy)
-
-
-def scheduler(name: str) -> SchedulerDescriptor[NoOptions]:
-    return SchedulerDescriptor(name=name, api_version=PLUGIN_API, factory=build_scheduler)
-
-
-def attention(name: str, rank: int | None = None) -> AttentionBackendDescriptor[NoOptions]:
-    return AttentionBackendDescriptor(
-        name=name, api_version=PLUGIN_API, factory=build_attention, supports=lambda spec: (), auto_rank=rank
-    )
-
-
-def component(kind: str, name: str) -> ComponentDescriptor[NoOptions]:
-    return ComponentDescriptor(component_kind=kind, name=name, api_version=PLUGIN_API, factory=build_component)
 
 
 def changed(descriptor: Descriptor[NoOptions], **changes: Any) -> object:

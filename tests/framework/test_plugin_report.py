@@ -8,65 +8,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import pytest
-from tokenyard.catalogue import Blocked, Catalogue, Entry, Failure, Provider
-from tokenyard.descriptors import (
-    PLUGIN_API,
-    AttentionBackendDescriptor,
-    ComponentDescriptor,
-    Descriptor,
-    PolicyDescriptor,
-)
+from plugin_makers import CPUOnly, attention, component, entry, policy, provider
+from tokenyard.catalogue import Blocked, Catalogue, Failure
 from tokenyard.errors import PluginError
-from tokenyard.interfaces import AttentionBackend, PolicyContext, SchedulingPolicy
 from tokenyard.platform import Platform
 from tokenyard.plugin_report import PluginRow, describe, explain
 
 if TYPE_CHECKING:
-    from tokenyard.config import NoOptions
-
-
-class CPUOnly(Platform):
-    """A platform without a GPU, which imports nothing to know it."""
-
-    device_type = "cpu"
+    pass
 
 
 class WithGPU(Platform):
     device_type = "cuda"
-
-
-def build_policy(options: NoOptions, context: PolicyContext) -> SchedulingPolicy:
-    return SchedulingPolicy()
-
-
-def build_attention(options: NoOptions, context: object) -> AttentionBackend:
-    raise NotImplementedError
-
-
-def build_component(options: NoOptions, context: object) -> object:
-    return object()
-
-
-def policy(name: str, api_version: tuple[int, int] = PLUGIN_API) -> PolicyDescriptor[NoOptions]:
-    return PolicyDescriptor(name=name, api_version=api_version, factory=build_policy)
-
-
-def attention(name: str, rank: int | None = None) -> AttentionBackendDescriptor[NoOptions]:
-    return AttentionBackendDescriptor(
-        name=name, api_version=PLUGIN_API, factory=build_attention, supports=lambda spec: (), auto_rank=rank
-    )
-
-
-def component(kind: str, name: str) -> ComponentDescriptor[NoOptions]:
-    return ComponentDescriptor(component_kind=kind, name=name, api_version=PLUGIN_API, factory=build_component)
-
-
-def provider(distribution: str = "alpha", entry_point: str = "point") -> Provider:
-    return Provider(distribution=distribution, version="1.0", entry_point=entry_point)
-
-
-def entry(descriptor: object, distribution: str = "alpha", entry_point: str = "point") -> Entry:
-    return Entry(descriptor=cast("Descriptor[object]", descriptor), provider=provider(distribution, entry_point))
 
 
 def one_of_each() -> Catalogue:

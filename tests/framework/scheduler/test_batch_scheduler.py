@@ -7,7 +7,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted import EOS, ScriptedEngine
+from scripted_engine import EOS, ScriptedEngine
 from tokenyard.errors import CapacityError, ConfigError, PluginError, ValidationError
 from tokenyard.interfaces import RequestView, SchedulerView, SchedulingPolicy
 from tokenyard.request import FinishReason
