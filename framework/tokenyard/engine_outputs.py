@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from tokenyard.arrays import IntArray
     from tokenyard.request import FinishReason
@@ -61,7 +61,9 @@ class EngineCoreOutputs:
     token_ids: IntArray  # [sum(num_tokens)] ragged
     finished: Sequence[FinishedRequest] = ()
     admitted: Sequence[AdmittedRequest] = ()
-    logprobs: Logprobs | None = None
+    logprobs: Logprobs | None = None  # its rows index this object's token_ids
     prompt_logprobs: Sequence[PromptLogprobs] = ()
+    pooled: Mapping[str, object] = field(default_factory=dict)  # request id -> pooled hidden state
+    finished_kv_transfers: Sequence[str] = ()
     stats: SchedulerStats | None = None
     did_run: bool = True  # False: nothing could be scheduled, so the driver waits instead of stepping again at once

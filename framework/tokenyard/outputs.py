@@ -24,9 +24,11 @@ class CompletionOutput:
     token_ids: list[int]
     cumulative_logprob: float | None = None
     logprobs: None = None
+    routed_experts: None = None
     finish_reason: str | None = None  # stop, length, abort, error
     stop_reason: int | str | None = None  # the stop string or token id that matched; None for EOS
     lora_request: None = None
+    kv_transfer_params: None = None
 
     def finished(self) -> bool:
         """Whether no more tokens will come."""
@@ -45,5 +47,8 @@ class RequestOutput:
     finished: bool = False
     metrics: RequestMetrics | None = None
     lora_request: None = None
+    encoder_prompt: None = None
+    encoder_prompt_token_ids: None = None
     num_cached_tokens: int = 0  # prompt tokens that the prefix cache saved
+    kv_transfer_params: None = None
     error: str | None = None  # set when finish_reason is "error"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from tokenyard.arrays import IntArray
@@ -31,6 +31,14 @@ class PoolingParams:
     task: str = "embed"
 
 
+class ServiceLevel(NamedTuple):
+    """What a client wants at most, in seconds; None = does not say."""
+
+    ttft: float | None = None  # arrival to first token
+    tpot: float | None = None  # per output token after the first
+    e2e: float | None = None  # arrival to last token
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCoreRequest:
     """One request as it crosses from a front end into EngineCore. Times are engine-clock seconds."""
@@ -46,6 +54,8 @@ class EngineCoreRequest:
     session_id: str | None = None
     parent_id: str | None = None  # n > 1: the request that this one is a child of
     deadline: float | None = None  # engine-clock seconds
+    service_level: ServiceLevel | None = None
+    skip_prefix_cache: bool = False  # compute every prompt token, as prompt logprobs need; the cache is still filled
     cache_salt: str | None = None  # tenants with different salts never share prefix-cache blocks
     lora_name: str | None = None
     metadata: Mapping[str, object] = field(default_factory=dict)  # typed by the active policy's schema

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logprobs:
-    """Log probabilities of N positions and the K most likely tokens of each."""
+    """Log probabilities of N positions and the K most likely tokens of each; sparse: only rows that asked have some."""
 
+    rows: IntArray  # [N] which sampled token each belongs to, as an index into the ragged token_ids
     token_ids: IntArray  # [N, K]
     logprobs: NDArray[np.float32]  # [N, K]
     sampled_ranks: IntArray  # [N]

@@ -55,6 +55,7 @@ class BlockCopy(NamedTuple):
 
     source: int
     target: int
+    group: int = 0  # KV group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +71,8 @@ class SchedulerOutput:
     num_scheduled_tokens: IntArray  # [R] >= 1
     samples: BoolArray  # [R] the row's last token is its last known one, so a token is sampled
     num_draft_tokens: IntArray | None = None  # [R] speculative tokens among the scheduled; None = none
+    draft_token_ids: IntArray | None = None  # [sum(num_draft_tokens)] ragged; None = the worker has them
+    lora_ids: IntArray | None = None  # [R] adapter of the row, 0 = none; None = no row has one
     wants_prompt_logprobs: BoolArray | None = None  # [R]; None = none
     block_table_updates: Sequence[BlockTableUpdate] = ()
     finished: Sequence[Slot] = ()  # slots that are free once this step is done

@@ -126,7 +126,7 @@ def test_a_frozen_package_for_api_1_0_loads_and_decides(install: Install) -> Non
     requests: list[RequestView] = [FakeRequest(9, 0.5), FakeRequest(40, 0.0), FakeRequest(3000, -99.0)]  # type: ignore[list-item]
     keys = [policy.waiting_key(request, view) for request in requests]
     assert keys == [(0, 59.0), (0, 40.0), (1, 3000 - 9900.0)]
-    assert policy.victim(requests, view).num_prompt_tokens == 3000
+    assert policy.victim(requests, 1, view).num_prompt_tokens == 3000
 
 
 def test_a_component_for_another_major_is_kept_and_refused_while_its_neighbour_loads(install: Install) -> None:

@@ -34,6 +34,8 @@ _EVEN_ROWS = 4
 class TorchNativeBackend(AttentionBackend):
     """Runs on any device that torch has; log-sum-exp is supported and includes a layer's sinks."""
 
+    has_lse = True
+
     def __init__(self, context: AttentionBackendContext) -> None:
         spec = context.spec
         self._block_size = spec.block_size

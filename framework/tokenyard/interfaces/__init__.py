@@ -30,6 +30,7 @@ from tokenyard.interfaces.observer import Observer, ObserverContext
 from tokenyard.interfaces.policy import (
     AdmitDecision,
     PolicyContext,
+    Preemption,
     PreemptMode,
     RequestView,
     SchedulerView,
@@ -63,6 +64,7 @@ __all__ = [
     "ObserverContext",
     "PolicyContext",
     "PreemptMode",
+    "Preemption",
     "RequestView",
     "Scheduler",
     "SchedulerContext",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,6 +73,8 @@ class AttentionLayer:
     scale: float = 1.0  # multiplies q.k
     sliding_window: int | None = None  # a token sees itself and the window - 1 before it
     soft_cap: float | None = None  # cap * tanh(score / cap)
+    k_scale: float = 1.0  # of an fp8 cache: stored value * scale = key
+    v_scale: float = 1.0
     sinks: torch.Tensor | None = None  # [num_heads] logits that join each softmax's denominator
 
 
@@ -93,6 +95,9 @@ class AttentionBackend(ABC):
     also for a sequence that another sequence of the same step shares blocks with. What unwritten cache slots, unused
     blocks or the tail of a block table contain (NaN included) never reaches the output.
     """
+
+    has_lse: ClassVar[bool] = False  # `forward` takes `lse`
+    can_capture: ClassVar[bool] = False  # plans and calls may be captured in a CUDA graph
 
     @classmethod
     @abstractmethod
@@ -121,5 +126,5 @@ class AttentionBackend(ABC):
     ) -> None:
         """Write `key` and `value` to the cache, attend, and write `out`.
 
-        A backend without log-sum-exp raises NotImplementedError when `lse` is given.
+        `lse` is given only to a backend that says `has_lse`.
         """

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from random import Random
 
-    from tokenyard.request import FinishReason
+    from tokenyard.request import FinishReason, ServiceLevel
 
 
 class AdmitDecision(NamedTuple):
@@ -78,6 +78,12 @@ class RequestView(Protocol):
     @property
     def deadline(self) -> float | None: ...
     @property
+    def service_level(self) -> ServiceLevel | None: ...
+    @property
+    def attained_service(self) -> int:
+        """Tokens computed for it so far, those computed again after a preemption included."""
+
+    @property
     def metadata(self) -> Mapping[str, object]: ...
 
 
@@ -102,6 +108,16 @@ class SchedulerView(Protocol):
     def rng(self) -> Random:
         """Seeded by the run's seed; the only randomness a policy may use."""
 
+    @property
+    def running(self) -> Sequence[RequestView]:
+        """In admission order."""
+
+    def waiting(self, limit: int) -> Sequence[RequestView]:
+        """The first `limit` requests in line."""
+
+    def num_blocks(self, request: RequestView) -> int:
+        """Blocks in the tables of `request`, shared ones included."""
+
     def hit_tokens(self, request: RequestView) -> int:
         """Prompt tokens of `request` that the prefix cache would save now; no side effects."""
 
@@ -112,6 +128,16 @@ class StepOutcome(NamedTuple):
     request: RequestView
     num_computed_tokens: int
     num_new_tokens: int
+    is_first_token: bool  # the request had delivered none before
+    is_finished: bool
+
+
+class Preemption(NamedTuple):
+    """A request that lost its place in the batch."""
+
+    request: RequestView
+    num_lost_tokens: int  # computed tokens that have to be computed again, unless a prefix hit saves them
+    mode: PreemptMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +150,7 @@ class PolicyContext:
 
 
 class SchedulingPolicy:
-    """Nine decision points in eleven methods, and five events. The default is FCFS with chunked prefill, decodes first.
+    """Nine decision points in twelve methods, and five events. The default is FCFS with chunked prefill, decodes first.
 
     Called by the scheduler, in the engine process, from one thread; never once per token. What a policy does not
     override costs nothing. The same object serves the live engine and simulation, under every engine loop. Ties are
@@ -159,12 +185,16 @@ class SchedulingPolicy:
         """Tokens of this step, at most the configured ones; None = the configured ones."""
         return None
 
+    def prefill_budget(self, view: SchedulerView) -> int | None:
+        """Tokens of this step that prefills may take; None = all that decodes leave."""
+        return None
+
     def chunk_size(self, request: RequestView, num_left: int, view: SchedulerView) -> int:
         """Tokens of `request`'s prefill in this step, 0 to `num_left`."""
         return num_left
 
-    def victim(self, candidates: Sequence[RequestView], view: SchedulerView) -> RequestView:
-        """Who gives up its blocks when they are short. The default is the one admitted last.
+    def victim(self, candidates: Sequence[RequestView], num_blocks_needed: int, view: SchedulerView) -> RequestView:
+        """Who gives up its blocks when `num_blocks_needed` are missing. The default is the one admitted last.
 
         Candidates are in admission order, never empty, and none of them has run in this step.
         """
@@ -197,8 +227,8 @@ class SchedulingPolicy:
     def on_step(self, outcomes: Sequence[StepOutcome], view: SchedulerView) -> None:
         """What one step did."""
 
-    def on_preempt(self, requests: Sequence[RequestView], view: SchedulerView) -> None:
-        """These requests lost their blocks."""
+    def on_preempt(self, preemptions: Sequence[Preemption], view: SchedulerView) -> None:
+        """These requests lost their place; called before their requeue_key."""
 
     def on_finish(self, requests: Sequence[RequestView], reasons: Sequence[FinishReason], view: SchedulerView) -> None:
         """These requests ended."""

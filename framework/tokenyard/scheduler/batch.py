@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from tokenyard.errors import ConfigError, PluginError, TokenyardError, ValidationError
-from tokenyard.interfaces.policy import RequestView, SchedulingPolicy, StepOutcome
+from tokenyard.interfaces.policy import Preemption, PreemptMode, RequestView, SchedulingPolicy, StepOutcome
 from tokenyard.interfaces.scheduler import Scheduler, SchedulerContext
 from tokenyard.scheduler.limits import Limits
-from tokenyard.scheduler.outcome import EngineOutputBuilder
-from tokenyard.scheduler.policy_calls import overridden, refuse_unasked
+from tokenyard.scheduler.outcome import EngineOutputBuilder, Taken
+from tokenyard.scheduler.policy_calls import DECISION_POINTS, overridden, refuse_unasked
 from tokenyard.scheduler.request_state import Request, RequestStatus
 from tokenyard.scheduler.slots import SlotTable
 from tokenyard.scheduler.step import StepBuilder
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from tokenyard.request import EngineCoreRequest, FinishReason
     from tokenyard.runner_output import ModelRunnerOutput
     from tokenyard.scheduler_output import SchedulerOutput
+
+logger = logging.getLogger(__name__)
 
 
 class BatchScheduler(Scheduler):
@@ -78,6 +82,7 @@ class BatchScheduler(Scheduler):
         self._steps = StepBuilder(self._table)
         self._outputs = EngineOutputBuilder(self._table, counts_prefix_cache=context.prefix_caching)
         self._num_preemptions = 0
+        self._has_warned = False
 
     # Requests come and go
 
@@ -90,6 +95,7 @@ class BatchScheduler(Scheduler):
                 value=request.request_id,
             )
         record = Request(request, self._limits.total_length(request))
+        self._warn_of_priority(request)
         self._requests[request.request_id] = record
         try:
             if "on_arrival" in self._calls:
@@ -133,6 +139,15 @@ class BatchScheduler(Scheduler):
             num_total_blocks=total,
         )
 
+    def _warn_of_priority(self, request: EngineCoreRequest) -> None:
+        if request.priority and not self._calls & DECISION_POINTS and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "priority=%d changes nothing: policy %s decides nothing by it",
+                request.priority,
+                type(self._policy).__name__,
+            )
+
     # One step
 
     def schedule(self) -> SchedulerOutput | None:
@@ -147,15 +162,15 @@ class BatchScheduler(Scheduler):
         alive = self._land(output)
         taken = self._outputs.take_tokens(output, result, alive)
         self._commit(output.slots[alive])
-        if "on_step" in self._calls:
-            self._policy.on_step(self._step_outcomes(output, result, alive), self._view)
         outputs = self._outputs.build(output, result, taken)
         finished = [end for end in outputs.finished if end.request_id in self._requests]
         ended = [self._requests[end.request_id] for end in finished]
+        if "on_step" in self._calls:
+            self._policy.on_step(self._step_outcomes(output, taken, alive, ended), self._view)
         for request in ended:
             self._end(request)
         self._tell_finished(ended, [end.reason for end in finished])
-        return outputs
+        return dataclasses.replace(outputs, stats=self.stats())
 
     # Scheduling, in parts
 
@@ -207,11 +222,12 @@ class BatchScheduler(Scheduler):
         """Take the blocks of one running request that has got nothing in this step yet."""
         candidates = self._running[self._running.index(first) :]
         victim = self._choose_victim(candidates)
+        preemption = Preemption(victim, victim.num_computed_tokens, PreemptMode.RECOMPUTE)
         self._num_preemptions += 1
         victim.num_preemptions += 1
         self._leave_batch(victim, RequestStatus.PREEMPTED)
         if "on_preempt" in self._calls:
-            self._policy.on_preempt([victim], self._view)
+            self._policy.on_preempt([preemption], self._view)
         key = self._policy.requeue_key(victim, self._view) if "requeue_key" in self._calls else None
         if key is None:
             self._waiting.push_front(victim)
@@ -221,7 +237,7 @@ class BatchScheduler(Scheduler):
     def _choose_victim(self, candidates: list[Request]) -> Request:
         if "victim" not in self._calls:
             return candidates[-1]
-        chosen = self._policy.victim(candidates, self._view)
+        chosen = self._policy.victim(candidates, 1, self._view)
         for request in candidates:
             if request is chosen:
                 return request
@@ -266,6 +282,7 @@ class BatchScheduler(Scheduler):
         # the request that the step names.
         alive = table.is_held[slots]
         table.num_in_flight[slots[alive]] -= output.num_scheduled_tokens[alive]
+        table.attained_service[slots[alive]] += output.num_scheduled_tokens[alive]
         for slot in slots[~alive & (table.steps_in_flight[slots] == 0)].tolist():
             self._kv.free(self._landing.pop(slot))
             table.release(slot)
@@ -282,13 +299,20 @@ class BatchScheduler(Scheduler):
                 self._kv.commit(request, num_computed)
                 table.num_committed[slot] = num_computed
 
-    def _step_outcomes(self, output: SchedulerOutput, result: ModelRunnerOutput, alive: BoolArray) -> list[StepOutcome]:
-        columns = zip(output.slots, output.num_scheduled_tokens, result.num_sampled, alive, strict=True)
-        return [
-            StepOutcome(request, int(computed), int(sampled))
-            for slot, computed, sampled, is_alive in columns
-            if is_alive and (request := self._table.requests[slot]) is not None
-        ]
+    def _step_outcomes(
+        self, output: SchedulerOutput, taken: Taken, alive: BoolArray, ended: Sequence[Request]
+    ) -> list[StepOutcome]:
+        num_new = dict(zip(taken.slots.tolist(), taken.num_tokens.tolist(), strict=True))
+        outcomes = []
+        for slot, computed in zip(
+            output.slots[alive].tolist(), output.num_scheduled_tokens[alive].tolist(), strict=True
+        ):
+            request = self._table.requests[slot]
+            if request is not None:
+                new = num_new.get(slot, 0)
+                is_first = new > 0 and request.num_output_tokens == new
+                outcomes.append(StepOutcome(request, computed, new, is_first, request in ended))
+        return outcomes
 
     # Bookkeeping
 

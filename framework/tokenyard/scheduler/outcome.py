@@ -100,8 +100,9 @@ class EngineOutputBuilder:
             token_ids=taken.token_ids,
             finished=(*failed, *self._finished(taken, frozenset(result.errors))),
             admitted=self._admitted(output),
-            logprobs=result.logprobs,
             prompt_logprobs=result.prompt_logprobs,
+            pooled=result.pooled,
+            finished_kv_transfers=result.finished_kv_transfers,
         )
 
     def stats(

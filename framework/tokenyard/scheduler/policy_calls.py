@@ -12,6 +12,7 @@ DECISION_POINTS = frozenset(
         "waiting_order",
         "running_order",
         "token_budget",
+        "prefill_budget",
         "chunk_size",
         "victim",
         "preempt_mode",

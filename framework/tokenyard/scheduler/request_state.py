@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tokenyard.arrays import IntArray
-    from tokenyard.request import EngineCoreRequest
+    from tokenyard.request import EngineCoreRequest, ServiceLevel
     from tokenyard.scheduler.slots import SlotTable
 
 
@@ -28,6 +28,7 @@ class Request:
     """Facts that never change live in `core`; what changes every step lives in the slot table while one is held."""
 
     __slots__ = (
+        "_attained_service",
         "_table",
         "_tokens",
         "core",
@@ -43,6 +44,7 @@ class Request:
         self.max_total_tokens = max_total_tokens  # prompt + output: the request ends at this length
         self.num_preemptions = 0
         self.slot: int | None = None
+        self._attained_service = 0
         self._table: SlotTable | None = None
         self._tokens: IntArray = np.asarray(core.prompt_token_ids, dtype=np.int32)
 
@@ -75,7 +77,7 @@ class Request:
 
     @property
     def skip_prefix_cache(self) -> bool:
-        return False
+        return self.core.skip_prefix_cache
 
     # What a policy reads besides
 
@@ -128,6 +130,16 @@ class Request:
         return self.core.deadline
 
     @property
+    def service_level(self) -> ServiceLevel | None:
+        return self.core.service_level
+
+    @property
+    def attained_service(self) -> int:
+        if self._table is None or self.slot is None:
+            return self._attained_service
+        return int(self._table.attained_service[self.slot])
+
+    @property
     def metadata(self) -> Mapping[str, object]:
         return self.core.metadata
 
@@ -140,4 +152,5 @@ class Request:
     def leave(self, status: RequestStatus) -> None:
         """Take the tokens out of the table."""
         self._tokens = self.token_ids.copy()
+        self._attained_service = self.attained_service
         self._table, self.slot, self.status = None, None, status

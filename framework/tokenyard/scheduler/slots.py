@@ -31,6 +31,7 @@ class SlotTable:
         self.max_total_tokens = np.zeros(capacity, dtype=np.int32)
         self.valid_until = np.zeros(capacity, dtype=np.int32)  # tokens that the block table can hold
         self.num_committed = np.zeros(capacity, dtype=np.int32)  # tokens given to KVCacheManager.commit
+        self.attained_service = np.zeros(capacity, dtype=np.int64)  # tokens computed, recomputed ones included
         self.generation = np.zeros(capacity, dtype=np.int32)
         self.stop_ids = np.full((capacity, 1), _NO_TOKEN, dtype=np.int32)  # [C, most stop ids of one request]
         self.is_held = np.zeros(capacity, dtype=np.bool_)  # False: free, or waiting for its last step to land
@@ -52,6 +53,7 @@ class SlotTable:
         for array in (self.num_computed, self.num_in_flight, self.num_committed, self.valid_until):
             array[index] = 0
         self.max_total_tokens[index] = request.max_total_tokens
+        self.attained_service[index] = request.attained_service
         self.generation[index] += 1
         self._set_stop_ids(index, request.core.stop_token_ids)
         self.requests[index] = request
@@ -87,6 +89,7 @@ class SlotTable:
             "max_total_tokens",
             "valid_until",
             "num_committed",
+            "attained_service",
             "generation",
             "stop_ids",
             "is_held",

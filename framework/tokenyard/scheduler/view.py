@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import islice
 from random import Random
 from typing import TYPE_CHECKING, cast
 
@@ -59,6 +61,16 @@ class PolicyView:
     @property
     def rng(self) -> Random:
         return self._rng
+
+    @property
+    def running(self) -> Sequence[RequestView]:
+        return tuple(self._running)
+
+    def waiting(self, limit: int) -> Sequence[RequestView]:
+        return tuple(islice(self._waiting, limit))
+
+    def num_blocks(self, request: RequestView) -> int:
+        return sum(len(table) for table in self._kv.block_ids(cast("KVRequest", request)))
 
     def hit_tokens(self, request: RequestView) -> int:
         # The scheduler hands out its own records, which satisfy both protocols.

@@ -317,7 +317,7 @@ def test_a_policy_that_raises_refuses_the_request_by_its_own_name(point: str) ->
 
 def test_a_victim_is_one_of_the_candidates_or_an_error() -> None:
     class Wrong(SchedulingPolicy):
-        def victim(self, candidates, view):  # type: ignore[no-untyped-def]
+        def victim(self, candidates, num_blocks_needed, view):  # type: ignore[no-untyped-def]
             return "nobody"
 
     engine = ScriptedEngine(policy=Wrong(), num_blocks=5, block_size=4, max_model_len=64)
