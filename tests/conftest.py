@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
+from importlib import metadata
 from pathlib import Path
 
 os.environ.setdefault(
@@ -20,6 +21,26 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenyard.model.default_model import ensure_default_model
+
+
+def _hide_installed_plugins() -> None:
+    """Plugins of other distributions in this environment are not under test, and would show in every listing."""
+    found = metadata.entry_points
+
+    def is_installed(point: metadata.EntryPoint) -> bool:
+        return point.dist is not None and str(point.dist.locate_file("")) in places and point.dist.name != "tokenyard"
+
+    def without_installed(**parameters: str) -> metadata.EntryPoints:
+        points = found(**parameters)
+        if parameters.get("group") != "tokenyard":
+            return points
+        return metadata.EntryPoints(point for point in points if not is_installed(point))
+
+    places = {str(point.dist.locate_file("")) for point in found(group="tokenyard") if point.dist is not None}
+    metadata.entry_points = without_installed  # type: ignore[assignment]
+
+
+_hide_installed_plugins()
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE = 64, 2, 4, 2, 16, 96
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

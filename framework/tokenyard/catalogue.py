@@ -268,11 +268,15 @@ class Catalogue:
         )
 
     def _broken_hint(self) -> str:
-        """A plugin's entry point need not be named like what it provides, so the broken ones are worth a mention."""
-        if not self._failures:
-            return ""
-        return "; broken plugins: " + ", ".join(
-            f"{failure.provider.entry_point} ({failure.provider.distribution})" for failure in self._failures
+        """A plugin's entry point need not be named like what it provides: those left out are worth a mention."""
+        left_out = {
+            "broken": [failure.provider for failure in self._failures],
+            "blocked": [blocked.provider for blocked in self._blocked],
+        }
+        return "".join(
+            f"; {word} plugins: " + ", ".join(f"{one.entry_point} ({one.distribution})" for one in providers)
+            for word, providers in left_out.items()
+            if providers
         )
 
 

@@ -20,7 +20,7 @@ from tokenyard.descriptors import (
 )
 from tokenyard.hookspecs import CONFIG_PATHS_HOOK, DESCRIPTOR_TYPES
 
-_NAME = re.compile(r"[a-z0-9_-]+")
+_NAME = re.compile(r"[a-z0-9_-]{1,64}")
 _CONFIG_PATH = re.compile(r"pkg://[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _CORE_KINDS = frozenset(
     expected.kind for expected in DESCRIPTOR_TYPES.values() if not issubclass(expected, ComponentDescriptor)

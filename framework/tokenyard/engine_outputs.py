@@ -29,6 +29,7 @@ class AdmittedRequest:
 
     request_id: str
     num_cached_tokens: int  # prompt tokens whose prefill the prefix cache saved
+    scheduled_at: float  # engine-clock seconds: when its first step began
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -11,14 +12,14 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 from tokenyard.engine.client import InprocClient
 from tokenyard.engine.input_processor import InputProcessor, Prompt, TokenizedPrompt
 from tokenyard.engine.output_processor import OutputProcessor, Update
-from tokenyard.errors import UserError, ValidationError
+from tokenyard.errors import UnsupportedError, UserError, ValidationError, did_you_mean
 from tokenyard.launch.assemble import RunningEngine, build_engine
 from tokenyard.launch.compose import load_engine_config, load_engine_config_from
 from tokenyard.launch.llm_arguments import llm_overrides
 from tokenyard.metrics import Metric, metrics_of
 from tokenyard.model.tokenizer import load_tokenizer
 from tokenyard.progress import request_progress
-from tokenyard.sampling_params import SamplingParams
+from tokenyard.sampling_params import SamplingParams, default_sampling_params
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,7 +77,7 @@ class LLM:
         block_size: int | None = None,
         enable_prefix_caching: bool | None = None,
         gpu_memory_utilization: float | None = None,
-        overrides: Sequence[str] = (),
+        overrides: Sequence[str] | None = None,
         **others: object,
     ) -> None:
         arguments = {
@@ -103,6 +104,8 @@ class LLM:
         """From a composed Hydra config (a `@hydra.main` script's own), or a list of override strings."""
         if isinstance(config, str | list | tuple):
             return cls.from_parts(*load_engine_config(_as_overrides(config)))
+        if not isinstance(config, Mapping) and not hasattr(config, "items"):
+            raise UserError(f"from_config takes a config, a dict or a list of overrides; got {config!r}")
         return cls.from_parts(*load_engine_config_from(cast("DictConfig | Mapping[str, object]", config)))
 
     @classmethod
@@ -119,12 +122,15 @@ class LLM:
         *,
         use_tqdm: bool = True,
         priority: int | Sequence[int] | None = None,
+        **others: object,
     ) -> list[RequestOutput]:
         """Complete raw prompts: text, token ids, or dicts of one of them; no chat template is applied.
 
         Returns one RequestOutput per prompt, in the order of the prompts. One SamplingParams serves all, or there is
-        one per prompt; None takes the model's own defaults. Everything is checked before anything is queued.
+        one per prompt; None takes the model's own defaults. Everything is checked before anything is queued. A lower
+        `priority` is more urgent; it is handed to the scheduling policy, and fcfs does not look at it.
         """
+        _refuse_others("generate", others)
         tokenized = [self._inputs.tokenize(prompt) for prompt in _as_prompts(prompts)]
         return self._run(tokenized, sampling_params, use_tqdm=use_tqdm, priority=priority)
 
@@ -136,11 +142,13 @@ class LLM:
         *,
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, object] | None = None,
+        **others: object,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several, through the model's chat template.
 
         A conversation is a list of `{"role": ..., "content": ...}`.
         """
+        _refuse_others("chat", others)
         tokenized = [
             self.tokenize_chat(conversation, add_generation_prompt, chat_template_kwargs)
             for conversation in _as_conversations(messages)
@@ -148,16 +156,12 @@ class LLM:
         return self._run(tokenized, sampling_params, use_tqdm=use_tqdm, priority=None)
 
     def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
+        """The model's tokenizer: Tokenyard's own, with encode, decode, render_chat, encode_chat and token_to_id."""
         return self._tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What `sampling_params=None` stands for: the defaults, changed by the model's generation_config."""
-        given = self._engine.files.generation_config
-        if given.get("do_sample") is False:
-            return SamplingParams(temperature=0.0)
-        found = {name: given[name] for name in ("temperature", "top_p", "top_k") if given.get(name) is not None}
-        return SamplingParams(**cast("dict[str, float]", found))  # type: ignore[arg-type]
+        return default_sampling_params(self._engine.files.generation_config)
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False while requests hold blocks."""
@@ -185,18 +189,23 @@ class LLM:
         self, prompt: TokenizedPrompt, params: SamplingParams, on_text: Callable[[str], bool | None]
     ) -> RequestOutput:
         """Run one request; `on_text` gets each new piece of text, and may return False to end it there."""
-        (request_id,) = self._client.submit([prompt], [params], [0])
-        shown = 0
+        with self._lock:
+            (request_id,) = self._client.submit([prompt], [params], [0])
+            shown = 0
 
-        def on_update(update: Update) -> None:
-            nonlocal shown
-            text = self._client.text(request_id)
-            piece, shown = text[shown:], len(text)
-            if on_text(piece) is False:
-                self._client.abort([request_id])
+            def on_update(update: Update) -> None:
+                nonlocal shown
+                text = self._client.text(request_id)
+                piece, shown = text[shown:], len(text)
+                if on_text(piece) is False:
+                    self._client.abort([request_id])
 
-        self._client.run(on_update)
-        return self._client.take(request_id)
+            try:
+                self._client.run(on_update)
+            except BaseException:
+                self._client.discard([request_id])
+                raise
+            return self._client.take(request_id)
 
     def tokenize_chat(
         self,
@@ -209,12 +218,9 @@ class LLM:
             raise UserError(
                 f"model '{self.model_config.model}' has no chat template; give the prompt as text to generate()"
             )
-        prompt = TokenizedPrompt(
-            None,
-            self._tokenizer.encode_chat(
-                conversation, add_generation_prompt=add_generation_prompt, **dict(chat_template_kwargs or {})
-            ),
-        )
+        kwargs = _template_kwargs(chat_template_kwargs)
+        ids = self._tokenizer.encode_chat(conversation, add_generation_prompt=add_generation_prompt, **kwargs)
+        prompt = TokenizedPrompt(None, ids)
         self._inputs.check(prompt)
         return prompt
 
@@ -243,6 +249,7 @@ class LLM:
             outputs=OutputProcessor(self._tokenizer),
         )
         self.model_config = ModelInfo(self._engine)
+        self._lock = threading.RLock()  # one engine, one thread at a time; a callback may generate again
 
     def _run(
         self,
@@ -254,14 +261,15 @@ class LLM:
     ) -> list[RequestOutput]:
         params = self._params_for(sampling_params, len(prompts))
         priorities = _priorities_for(priority, len(prompts))
-        request_ids = self._client.submit(prompts, params, priorities)
-        try:
-            with request_progress(len(prompts), shown=use_tqdm) as progress:
-                self._client.run(progress)
-        except BaseException:
-            self._client.discard(request_ids)
-            raise
-        return [self._client.take(request_id) for request_id in request_ids]
+        with self._lock:
+            request_ids = self._client.submit(prompts, params, priorities)
+            try:
+                with request_progress(len(prompts), shown=use_tqdm) as progress:
+                    self._client.run(progress)
+            except BaseException:
+                self._client.discard(request_ids)
+                raise
+            return [self._client.take(request_id) for request_id in request_ids]
 
     def _params_for(
         self, given: SamplingParams | Sequence[SamplingParams] | None, count: int
@@ -279,8 +287,34 @@ class LLM:
         return _one_each("sampling_params", given, count)
 
 
-def _as_overrides(overrides: str | Sequence[str]) -> Sequence[str]:
-    if isinstance(overrides, str) or not all(isinstance(override, str) for override in overrides):
+_OTHERS: Mapping[str, object] = {
+    "lora_request": None,
+    "tokenization_kwargs": None,
+    "mm_processor_kwargs": None,
+    "chat_template": None,
+    "chat_template_content_format": "auto",
+    "continue_final_message": False,
+    "tools": None,
+}
+
+
+def _refuse_others(method: str, others: Mapping[str, object]) -> None:
+    """vLLM's other arguments are taken at the value that asks for nothing."""
+    for name, value in others.items():
+        if name not in _OTHERS:
+            raise UserError(f"LLM.{method} has no argument '{name}'{did_you_mean(name, _OTHERS)}")
+        if value is not _OTHERS[name] and value != _OTHERS[name]:
+            raise UnsupportedError(
+                f"LLM.{method}: {name}={value!r} is not available in this version; leave it out",
+                parameter=name,
+                value=value,
+            )
+
+
+def _as_overrides(overrides: str | Sequence[str] | None) -> Sequence[str]:
+    if overrides is None:
+        return ()
+    if not isinstance(overrides, list | tuple) or not all(isinstance(override, str) for override in overrides):
         raise UserError(f"overrides are a list of strings such as ['kv_cache.num_blocks=64']; got {overrides!r}")
     return overrides
 
@@ -300,6 +334,20 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return [cast("Prompt", prompt) for prompt in prompts]
 
 
+def _template_kwargs(given: Mapping[str, object] | None) -> dict[str, object]:
+    if given is None:
+        return {}
+    reserved = {"messages", "add_generation_prompt"}
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) and name not in reserved for name in given):
+        raise ValidationError(
+            f"chat_template_kwargs is a dict of names in the template, without {' and '.join(sorted(reserved))}; "
+            f"got {given!r}",
+            parameter="chat_template_kwargs",
+            value=given,
+        )
+    return dict(given)
+
+
 def _as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         raise ValidationError(
@@ -314,7 +362,7 @@ def _as_conversations(messages: Conversation | Sequence[Conversation]) -> list[C
 
 def _priorities_for(priority: int | Sequence[int] | None, count: int) -> Sequence[int]:
     given = 0 if priority is None else priority
-    rows = [given] * count if isinstance(given, int) else _one_each("priority", given, count)
+    rows = _one_each("priority", given, count) if isinstance(given, list | tuple) else [cast("int", given)] * count
     for value in rows:
         if not isinstance(value, int) or isinstance(value, bool):
             raise ValidationError(f"a priority is an integer; got {value!r}", parameter="priority", value=value)

@@ -32,6 +32,11 @@ def expose_configs() -> None:
 def cache_dir() -> Path:
     """`TOKENYARD_CACHE`, else `tokenyard` in the user's cache folder; not created here."""
     if explicit := os.environ.get("TOKENYARD_CACHE"):
-        return Path(explicit).expanduser()
+        return _expanded(explicit)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base).expanduser() if base else Path.home() / ".cache") / "tokenyard"
+    return (_expanded(base) if base else Path.home() / ".cache") / "tokenyard"
+
+
+def _expanded(text: str) -> Path:
+    """Only one's own home: "~x" is a legal name of a folder."""
+    return Path(text).expanduser() if text.startswith("~/") else Path(text)

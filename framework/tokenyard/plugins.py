@@ -240,12 +240,14 @@ def _provider(point: metadata.EntryPoint) -> Provider:
 
 
 def _load_plugin(plugin: _Installed) -> _Loaded | Failure:
-    """Import a plugin and ask its hooks; whole or not at all. Only KeyboardInterrupt and its like pass through."""
+    """Import a plugin and ask its hooks; whole or not at all. Only KeyboardInterrupt passes through."""
     try:
         return _collect(plugin.provider, plugin.entry_point.load())
     except BrokenRuleError as error:
         problem = str(error)
-    except (Exception, SystemExit) as error:  # a module that calls sys.exit() is no reason to end the application
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # sys.exit() in a module, or a panic of a library that is no Exception
         problem = _error_line(error)
         logger.debug("traceback of %s", plugin.provider, exc_info=error)
     return Failure(provider=plugin.provider, error=problem)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, fields
 from enum import Enum
 
@@ -17,6 +17,7 @@ _MIN_TEMPERATURE = 0.01
 _MAX_TEMPERATURE = 2.0
 
 _AVAILABLE = frozenset({"temperature", "top_p", "top_k", "seed", "max_tokens", "stop", "ignore_eos"})
+_EMPTY_IS_NONE = frozenset({"stop_token_ids", "bad_words", "logit_bias"})
 
 
 class RequestOutputKind(Enum):
@@ -61,21 +62,31 @@ class SamplingParams:
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    prompt_logprob_token_ids: Sequence[int] | None = None
+    prompt_logprob_start: int | None = None
+    logprob_token_ids: Sequence[int] | None = None
+    flat_logprobs: bool = False
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    stream_interval: int | None = None
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] | None = None
     structured_outputs: object | None = None
     extra_args: dict[str, object] | None = None
+    skip_reading_prefix_cache: bool | None = None
+    thinking_token_budget: int | None = None
+    repetition_detection: object | None = None
+    routed_experts_prompt_start: int = 0
+    trace_decode_token_ids: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
-        _refuse_unavailable(self)
         _check_top(self)
         _check_temperature(self)
+        _refuse_unavailable(self)
         _check_seed(self)
         _check_length(self)
         object.__setattr__(self, "stop", _normalise_stop(self.stop))
@@ -101,7 +112,9 @@ def _invalid(parameter: str, value: object, allowed: str) -> ValidationError:
 def _refuse_unavailable(params: SamplingParams) -> None:
     for field in fields(params):
         value = getattr(params, field.name)
-        if field.name not in _AVAILABLE and value != field.default:
+        is_neutral = isinstance(value, bool) == isinstance(field.default, bool) and value == field.default
+        is_neutral |= field.name in _EMPTY_IS_NONE and isinstance(value, Sized) and not len(value)
+        if field.name not in _AVAILABLE and not is_neutral:
             raise UnsupportedError(
                 f"SamplingParams: {field.name}={value!r} is not available in this version; "
                 f"leave it at {field.default!r}",
@@ -123,7 +136,7 @@ def _check_temperature(params: SamplingParams) -> None:
     if not _is_number(value) or not 0 <= value <= _MAX_TEMPERATURE:
         raise _invalid("temperature", value, f"a number from 0 to {_MAX_TEMPERATURE:g}")
     if value < _GREEDY_BELOW:
-        for name, neutral in (("temperature", 0.0), ("top_p", 1.0), ("top_k", 0)):
+        for name, neutral in (("temperature", 0.0), ("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
             object.__setattr__(params, name, neutral)
     elif value < _MIN_TEMPERATURE:
         logger.warning("temperature %g is raised to %g: smaller values overflow", value, _MIN_TEMPERATURE)
@@ -135,6 +148,8 @@ def _check_temperature(params: SamplingParams) -> None:
 def _check_top(params: SamplingParams) -> None:
     if not _is_number(params.top_p) or not 0 < params.top_p <= 1:
         raise _invalid("top_p", params.top_p, "a number above 0 and up to 1")
+    if not _is_number(params.min_p) or not 0 <= params.min_p <= 1:
+        raise _invalid("min_p", params.min_p, "a number from 0 to 1")
     if not _is_int(params.top_k) or params.top_k < -1:
         raise _invalid("top_k", params.top_k, "an integer: 0 or -1 for all tokens, else at least 1")
 
@@ -163,3 +178,24 @@ def _normalise_stop(stop: object) -> tuple[str, ...]:
         if not isinstance(string, str) or not string:
             raise _invalid("stop", stop, "a non-empty string or a list of non-empty strings")
     return tuple(strings)
+
+
+def default_sampling_params(generation_config: Mapping[str, object]) -> SamplingParams:
+    """The defaults, changed by what a model's generation_config.json says; what is not available is told, once."""
+    if generation_config.get("do_sample") is False:
+        return SamplingParams(temperature=0.0)
+    names = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "max_new_tokens": "max_tokens"}
+    found = {own: generation_config[name] for name, own in names.items() if generation_config.get(name) is not None}
+    for name, neutral in (("repetition_penalty", 1.0), ("min_p", 0.0)):
+        if generation_config.get(name, neutral) not in (neutral, None):
+            logger.warning(
+                "the model's generation_config asks for %s=%s, which is not available: it is left out",
+                name,
+                generation_config[name],
+            )
+    try:
+        return SamplingParams(**found)  # type: ignore[arg-type]
+    except ValidationError as error:
+        raise ValidationError(
+            f"the model's generation_config.json: {error}", parameter=error.parameter, value=error.value
+        ) from error

@@ -63,6 +63,7 @@ class SchedulerOutput:
     """One step. R = rows = requests that run in it; arrays of length R are in row order."""
 
     step: int
+    scheduled_at: float = 0.0  # engine-clock seconds
     new: Sequence[RequestStart] = ()
     resumed: Sequence[RequestStart] = ()
     slots: IntArray  # [R] slot indices

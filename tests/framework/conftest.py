@@ -1,4 +1,4 @@
-"""Fixtures for tests of the plugin system: third-party packages put on sys.path, and a process that forgets them."""
+"""Fixtures for tests with plugins: third-party packages put on sys.path, and parts put into a catalogue."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
-from tokenyard.catalogue import DISABLED_VARIABLE
-from tokenyard.plugins import forget_plugins
+from tokenyard.catalogue import DISABLED_VARIABLE, Catalogue, Entry, Provider
+from tokenyard.descriptors import Descriptor
+from tokenyard.plugins import forget_plugins, load_catalogue
 
 PACKAGES = Path(__file__).resolve().parent.parent / "fixtures" / "packages"
 
@@ -18,6 +19,25 @@ class Install(Protocol):
     """Make packages of tests/fixtures/packages look installed until the test ends."""
 
     def __call__(self, *names: str) -> None: ...
+
+
+class CatalogueWith(Protocol):
+    """The installed plugins and these parts, which take the place of installed ones of their kind and name."""
+
+    def __call__(self, *descriptors: Descriptor[object]) -> Catalogue: ...
+
+
+@pytest.fixture
+def catalogue_with() -> CatalogueWith:
+    """A function that makes a catalogue with parts of the test's own."""
+    provider = Provider(distribution="third-party", version="1", entry_point="third")
+
+    def make(*descriptors: Descriptor[object]) -> Catalogue:
+        names = {(descriptor.kind, descriptor.name) for descriptor in descriptors}
+        own = [entry for entry in load_catalogue().entries() if (entry.kind, entry.name) not in names]
+        return Catalogue([*own, *(Entry(descriptor=descriptor, provider=provider) for descriptor in descriptors)])
+
+    return make
 
 
 @pytest.fixture

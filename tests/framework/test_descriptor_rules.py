@@ -34,7 +34,7 @@ def test_a_descriptor_that_keeps_the_rules_is_returned_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
-        ({"name": "SJF"}, r"name 'SJF' must match \[a-z0-9_-\]\+"),
+        ({"name": "SJF"}, r"name 'SJF' must match \[a-z0-9_-\]\{1,64\}"),
         ({"name": ""}, "name '' must match"),
         ({"name": "sjf\n"}, "name .* must match"),
         ({"name": 3}, "name must be a str, not a value of type int"),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import tokenyard
 from omegaconf import OmegaConf
 from tokenyard import LLM, SamplingParams
+from tokenyard.engine.input_processor import Prompt
 from tokenyard.errors import (
     CapacityError,
     ConfigError,
@@ -19,9 +22,11 @@ from tokenyard.errors import (
     UserError,
     ValidationError,
 )
+from tokenyard.scheduler import BatchScheduler
+from tokenyard.worker.model_runner import ModelRunner
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
-PROMPTS = [
+PROMPTS: list[Prompt] = [
     "hi",
     "the hi the",
     "hihihi the the",
@@ -46,8 +51,8 @@ def llm(tiny_llama_dir: Path) -> Iterator[LLM]:
         yield made
 
 
-def tokens(llm: LLM, prompts: object = PROMPTS, params: SamplingParams = GREEDY) -> list[list[int]]:
-    return [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]  # type: ignore[arg-type]
+def tokens(llm: LLM, prompts: Prompt | Sequence[Prompt] = PROMPTS, params: SamplingParams = GREEDY) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
 
 
 def free_blocks(llm: LLM) -> tuple[int, int]:
@@ -119,6 +124,7 @@ def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
     (whole,) = llm.generate("the", SamplingParams(temperature=0, max_tokens=12, ignore_eos=True), use_tqdm=False)
     text = whole.outputs[0].text
     stop = text[len(text) // 2 : len(text) // 2 + 2]
+    before = llm.engine.core.stats()
     (output,) = llm.generate(
         "the", SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop=stop), use_tqdm=False
     )
@@ -126,6 +132,11 @@ def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
     assert completion.text == text[: text.index(stop)]
     assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
     assert free_blocks(llm) == (64, 64)
+    # The engine decodes no token more than the text took.
+    after = llm.engine.core.stats()
+    assert len(completion.token_ids) < 12
+    assert after.num_steps - before.num_steps == len(completion.token_ids)
+    assert after.num_generation_tokens - before.num_generation_tokens == len(completion.token_ids)
 
 
 def test_the_prefix_cache_counts_and_can_be_reset(llm: LLM) -> None:
@@ -187,7 +198,7 @@ def test_no_prompts_give_no_outputs(llm: LLM) -> None:
 def test_a_request_that_never_fits_takes_nobody_with_it(tiny_llama_dir: Path) -> None:
     with LLM(tiny_llama_dir, dtype="float32", overrides=["kv_cache.num_blocks=2"]) as llm:
         with pytest.raises(CapacityError, match=r"40 tokens.*holds 32"):
-            llm.generate(["hi", [7] * 40], GREEDY, use_tqdm=False)
+            llm.generate(["hi", {"prompt_token_ids": [7] * 40}], GREEDY, use_tqdm=False)
         assert not llm.engine.core.has_requests()
         assert len(tokens(llm, "hi")[0]) == 6
         assert free_blocks(llm) == (2, 2)
@@ -275,21 +286,135 @@ def test_a_shut_down_engine_says_so(tiny_llama_dir: Path) -> None:
         llm.generate("hi", GREEDY, use_tqdm=False)
 
 
-def test_an_error_inside_a_step_ends_the_engine_and_raises(
-    tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("owner", "method", "error"),
+    [
+        (ModelRunner, "execute", RuntimeError("device lost")),
+        (ModelRunner, "sample", RuntimeError("device lost")),
+        (BatchScheduler, "schedule", AssertionError("65 tokens in a step of 64")),
+        (BatchScheduler, "update_from_output", AssertionError("a block is missing")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_sch_12_an_error_inside_a_step_ends_the_engine_and_raises(
+    tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch, owner: type, method: str, error: Exception
 ) -> None:
-    from tokenyard.worker.model_runner import ModelRunner
+    """SCH-12, offline: the requests in flight get the error, and so does everybody who comes later."""
+    original, calls = getattr(owner, method), []
 
-    def fail(self: ModelRunner) -> None:
-        raise RuntimeError("device lost")
+    def fail_at_third_call(*arguments: object) -> object:
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise error
+        return original(*arguments)
 
-    with LLM(tiny_llama_dir, overrides=["kv_cache.num_blocks=16"]) as llm:
-        monkeypatch.setattr(ModelRunner, "sample", fail)
-        with pytest.raises(EngineDeadError, match="device lost"):
-            llm.generate("hi", GREEDY, use_tqdm=False)
-        monkeypatch.undo()
-        with pytest.raises(EngineDeadError, match="device lost"):
-            llm.generate("hi", GREEDY, use_tqdm=False)
+    monkeypatch.setattr(owner, method, fail_at_third_call)
+    cause = f"{type(error).__name__}: {error}"
+    with LLM(tiny_llama_dir, overrides=["kv_cache.num_blocks=64"]) as llm:
+        with pytest.raises(EngineDeadError, match=cause):
+            llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+        assert not llm.engine.core.has_requests()
+        for later in (lambda: tokens(llm, "hi"), llm.engine.core.step, llm.reset_prefix_cache):
+            with pytest.raises(EngineDeadError, match=cause):
+                later()
+        assert len(calls) == 3
+
+
+def test_ctrl_c_ends_the_requests_and_keeps_the_engine(llm: LLM) -> None:
+    before = tokens(llm, "hi")
+    seen = []
+
+    def interrupt(piece: str) -> None:
+        seen.append(piece)
+        if len(seen) == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    long = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+    with pytest.raises(KeyboardInterrupt):
+        llm.stream(llm.tokenize("the"), long, interrupt)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert not llm.engine.core.has_requests()
+    assert free_blocks(llm) == (64, 64)
+    assert tokens(llm, "hi") == before
+
+
+def test_a_callback_that_raises_leaves_nothing_behind_and_one_that_says_no_ends_its_request(llm: LLM) -> None:
+    def fail(piece: str) -> None:
+        raise ZeroDivisionError("mine")
+
+    long = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        llm.stream(llm.tokenize("the"), long, fail)
+    assert free_blocks(llm) == (64, 64)
+    output = llm.stream(llm.tokenize("the"), long, lambda piece: False)
+    assert (output.outputs[0].finish_reason, len(output.outputs[0].token_ids)) == ("abort", 1)
+    assert free_blocks(llm) == (64, 64)
+
+
+def test_threads_take_turns(llm: LLM) -> None:
+    expected = {prompt: tokens(llm, prompt) for prompt in ("hi", "the", "he t")}
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(lambda prompt: (prompt, tokens(llm, prompt)), [*expected] * 6))
+    assert all(expected[prompt] == got for prompt, got in found)
+    assert free_blocks(llm) == (64, 64)
+
+
+def test_logits_that_are_not_finite_end_their_request_with_an_error_and_no_other(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tokenyard.model.decoder import FastDecoder
+
+    alone = tokens(llm, ["hi", "he t"])
+    forward = FastDecoder.forward
+
+    def damaged(self, token_ids, positions, logits_rows, attention):  # type: ignore[no-untyped-def]
+        logits = forward(self, token_ids, positions, logits_rows, attention)
+        if len(logits) == 3:
+            logits[1, 5] = float("nan")
+        return logits
+
+    monkeypatch.setattr(FastDecoder, "forward", damaged)
+    outputs = llm.generate(["hi", "the", "he t"], GREEDY, use_tqdm=False)
+    assert [output.outputs[0].finish_reason for output in outputs] == ["length", "error", "length"]
+    assert outputs[1].outputs[0].token_ids == []
+    assert "not finite" in (outputs[1].error or "")
+    assert [outputs[0].outputs[0].token_ids, outputs[2].outputs[0].token_ids] == alone
+    assert free_blocks(llm) == (64, 64)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda llm: llm.generate("hi", lora_request="x"), "lora_request='x' is not available"),
+        (lambda llm: llm.generate("hi", tool=1), "no argument 'tool'"),
+        (lambda llm: llm.chat([{"role": "user", "content": "x"}], tools=[{}]), "tools="),
+        (lambda llm: llm.chat([{"role": "user", "content": "x"}], chat_template_kwargs=3), "chat_template_kwargs"),
+        (lambda llm: llm.chat([{"role": "user", "content": "x"}], chat_template_kwargs={"messages": []}), "messages"),
+        (lambda llm: llm.generate("\ud800"), "UTF-8 cannot encode"),
+        (lambda llm: llm.chat([{"role": "user", "content": "\ud800"}]), "UTF-8 cannot encode"),
+        (lambda llm: llm.generate("hi", priority=1.5), "priority"),
+        (lambda llm: llm.generate({"prompt_token_ids": "abc"}), "one key"),
+        (lambda llm: LLM.from_config(None), "from_config"),
+        (lambda llm: LLM.from_config({"model.name": "x"}), "has a dot"),
+        (lambda llm: LLM.from_config({"scheduler": None}), "got null"),
+    ],
+)
+def test_misuse_is_a_user_error(llm: LLM, call: Callable[[LLM], object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        call(llm)
+    assert free_blocks(llm) == (64, 64)
+
+
+def test_vllms_neutral_arguments_pass(llm: LLM) -> None:
+    assert llm.generate("hi", GREEDY, use_tqdm=False, lora_request=None)
+    assert llm.chat([{"role": "user", "content": "x"}], GREEDY, use_tqdm=False, tools=None, chat_template=None)
+
+
+def test_vllms_names_of_our_groups_are_aliases(tiny_llama_dir: Path) -> None:
+    with LLM(
+        tiny_llama_dir, attention_backend="torch_native", scheduling_policy="fcfs", dtype="half", max_model_len=32
+    ) as made:
+        assert made.model_config.dtype == "float16"
 
 
 def test_the_public_names_are_sorted_loadable_and_documented() -> None:

@@ -22,6 +22,7 @@ from tokenyard.errors import UnsupportedError, ValidationError
         ("top_p", 0),
         ("top_p", 1.5),
         ("top_p", math.nan),
+        ("min_p", 1.5),
         ("top_k", -2),
         ("top_k", 1.5),
         ("top_k", True),
@@ -54,6 +55,9 @@ def test_a_value_out_of_range_is_refused_with_its_name_and_value(name: str, valu
         ("frequency_penalty", 1.0),
         ("repetition_penalty", 1.1),
         ("min_p", 0.1),
+        ("flat_logprobs", True),
+        ("thinking_token_budget", 5),
+        ("repetition_detection", {}),
         ("stop_token_ids", [1]),
         ("min_tokens", 3),
         ("logprobs", 1),
@@ -74,7 +78,7 @@ def test_what_is_not_there_yet_is_refused_by_name(name: str, value: object) -> N
 
 def test_smp_12_temperature_zero_is_plain_argmax_whatever_the_limits() -> None:
     for params in (
-        SamplingParams(temperature=0, top_p=0.1, top_k=5),
+        SamplingParams(temperature=0, top_p=0.1, top_k=5, min_p=0.5),
         SamplingParams(temperature=1e-6),
         SamplingParams(temperature=0, seed=3),
     ):
@@ -92,6 +96,13 @@ def test_txt_05_stop_takes_a_string_or_a_list() -> None:
     assert SamplingParams(stop=["x", "yz"]).stop_strings == ("x", "yz")
     assert SamplingParams(stop=[]).stop_strings == SamplingParams(stop=None).stop_strings == ()
     assert len(SamplingParams(stop=list("abcde")).stop_strings) == 5  # no limit offline
+
+
+def test_empty_lists_ask_for_nothing_and_true_is_no_number() -> None:
+    SamplingParams(stop_token_ids=[], bad_words=[], logit_bias={}, repetition_penalty=1)
+    for name, value in (("n", True), ("detokenize", 1), ("allowed_token_ids", [])):
+        with pytest.raises(UnsupportedError, match=name):
+            SamplingParams(**{name: value})  # type: ignore[arg-type]
 
 
 def test_seed_minus_one_means_no_seed() -> None:

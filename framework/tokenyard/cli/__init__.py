@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
+from tokenyard.cli.terminal import prepare_streams, say
 from tokenyard.errors import TokenyardError, UserError, did_you_mean
 
 _COMMANDS = {
@@ -27,6 +28,7 @@ _PLANNED = ("serve", "bench", "simulate", "experiment", "calibrate", "report", "
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the `tokenyard` program: runs a command and exits."""
+    prepare_streams()
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr)
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
@@ -34,17 +36,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run a command; returns its exit code. Errors made on purpose are one line on stderr."""
     try:
-        return _dispatch(list(arguments))
+        code = _dispatch(list(arguments))
+        if sys.stdout is not None:
+            sys.stdout.flush()  # so that what cannot be written is told here and not at exit
+        return code
     except TokenyardError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {' '.join(str(error).splitlines())}")  # a plugin's or a library's message may have several lines
         return error.exit_code
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        say("interrupted")
         return 130
     except BrokenPipeError:
-        # The reader of stdout has left; writing to it once more at exit would complain again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
         return 0
+    except OSError as error:
+        _drop_stdout()
+        say(f"error: {error}")
+        return 1
+
+
+def _drop_stdout() -> None:
+    """The reader has left or the disk is full: writing what is buffered once more at exit would complain again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -57,6 +70,8 @@ def _dispatch(arguments: list[str]) -> int:
 
         print(f"tokenyard {__version__}")
         return 0
+    if name.startswith("-"):
+        raise UserError(f"flags come after the command: tokenyard COMMAND {name}; see `tokenyard --help`")
     if name in _PLANNED:
         raise UserError(f"`tokenyard {name}` is not available in this version; there is: {', '.join(_COMMANDS)}")
     if name not in _COMMANDS:

@@ -5,21 +5,23 @@ from __future__ import annotations
 import argparse
 import logging
 import re
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from tokenyard.errors import PluginError, UserError
-from tokenyard.launch.compose import ComposedConfig, compose_config, load_engine_config
+from tokenyard.launch.compose import ComposedConfig, compose_config, load_engine_config, load_plugins_for
 from tokenyard.launch.flags import Flagged, add_engine_flags, flags_to_overrides, quote_override, refuse_unknown_flags
+from tokenyard.launch.schema import TOP_KEYS
 
 if TYPE_CHECKING:
     from tokenyard.catalogue import Catalogue
     from tokenyard.config import EngineConfig
 
-_OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/]*=|~[A-Za-z_]")
+_OVERRIDE = re.compile(r"([+~]{0,2})([A-Za-z_]\w*)[\w.@$]*=")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -36,7 +38,8 @@ def _one_line_errors() -> Iterator[None]:
     source.addFilter(hold)
     is_told = False
     try:
-        yield
+        with redirect_stdout(sys.stderr):  # what a plugin prints when it is imported is no part of the output
+            yield
     except PluginError:
         is_told = True
         raise
@@ -69,6 +72,11 @@ class Given:
         with _one_line_errors():
             return load_engine_config(self.overrides, config_file=self.config_file)
 
+    def load_plugins(self) -> Catalogue:
+        """The plugins alone, when the config cannot be had."""
+        with _one_line_errors():
+            return load_plugins_for(self.overrides, config_file=self.config_file)
+
     def compose(self) -> ComposedConfig:
         """The config with the origin of each value."""
         with _one_line_errors():
@@ -84,6 +92,14 @@ def make_parser(command: str, usage: str, description: str, *, model_at: int | N
     return parser
 
 
+def _is_override(word: str, *, is_own: bool) -> bool:
+    """A command's own words come first: a prompt may well contain "=", unless one of our keys stands before it."""
+    match = _OVERRIDE.match(word)
+    if match is None or Path(word).exists():  # the folder of a model may be named epoch=3
+        return False
+    return match[2] in TOP_KEYS if is_own else True
+
+
 def parse(parser: Parser, arguments: Sequence[str]) -> Given:
     """Parse flags, words and overrides in any order; the word at the parser's `model_at` is the model."""
     add_engine_flags(parser)
@@ -95,9 +111,7 @@ def parse(parser: Parser, arguments: Sequence[str]) -> Given:
     words: list[str] = []
     model_at = parser.model_at
     for word in flags.words:
-        # The first words are the command's own: a prompt may well contain "=".
-        is_own = model_at is not None and len(words) < model_at
-        if not is_own and _OVERRIDE.match(word):
+        if _is_override(word, is_own=model_at is not None and len(words) < model_at):
             overrides.append(word)
         else:
             words.append(word)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import sys
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tokenyard.cli.arguments import Parser, make_parser, parse
 from tokenyard.cli.sampling_flags import add_sampling_flags, sampling_params
+from tokenyard.cli.terminal import say
 from tokenyard.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ def command_parser() -> Parser:
 def main(arguments: Sequence[str]) -> int:
     """Reads a message a line from stdin until it ends."""
     given = parse(command_parser(), arguments)
+    if sys.stdin is None:
+        raise UserError("stdin is closed; chat reads its messages from it")
     if given.flags.raw and given.flags.system is not None:
         raise UserError("--system needs the chat template that --raw turns off; give one of the two")
     logging.getLogger("tokenyard.llm").setLevel(logging.INFO)
@@ -44,14 +48,15 @@ def main(arguments: Sequence[str]) -> int:
         params = sampling_params(given.flags, llm.get_default_sampling_params())
         conversation = Conversation(llm, params, system=given.flags.system, raw=given.flags.raw)
         if sys.stdin.isatty():
-            print(f"{llm.model_config.model}: {_HELP}", file=sys.stderr)
+            say(f"{llm.model_config.model}: {_HELP}")
         for line in _lines():
             if line in ("/exit", "/quit"):
                 break
             if line == "/reset":
                 conversation.reset()
-            elif line == "/help":
-                print(_HELP, file=sys.stderr)
+                say("(started over)")
+            elif line.startswith("/"):
+                say(_HELP if line == "/help" else f"no command {line.split()[0]}: {_HELP}")
             elif line:
                 conversation.say(line)
     return 0
@@ -77,7 +82,7 @@ class Conversation:
         try:
             prompt = self._llm.tokenize(text) if self._raw else self._llm.tokenize_chat(turn)
         except UserError as error:
-            print(f"error: {error} (/reset starts over)", file=sys.stderr)
+            say(f"error: {error} (/reset starts over)")
             return
         with _interruptible() as interrupted:
 
@@ -87,11 +92,19 @@ class Conversation:
 
             output = self._llm.stream(prompt, self._params, on_text)
         print()
+        if output.error is not None:
+            say(f"error: {output.error}")
+            return
+        if output.outputs[0].finish_reason == "length":
+            say("(cut: --max-tokens allows more)")
         self._messages = [*turn, {"role": "assistant", "content": output.outputs[0].text}]
 
 
 def _lines() -> Iterator[str]:
     prompt = "> " if sys.stdin.isatty() else ""
+    if prompt:
+        with contextlib.suppress(ImportError):  # not on every system
+            import readline  # noqa: F401 - line editing and history for input()
     while True:
         try:
             yield input(prompt).strip()
@@ -100,8 +113,7 @@ def _lines() -> Iterator[str]:
                 print()
             return
         except KeyboardInterrupt:
-            print(file=sys.stderr)
-            return
+            say("\n(Ctrl-D or /exit ends)")
 
 
 @contextmanager

@@ -48,7 +48,8 @@ def main(arguments: Sequence[str]) -> int:
         for title, section in report.items():
             print(title)
             for name, value in section.items():
-                print(f"  {name:<16} {value}")
+                text = ", ".join(map(str, value)) if isinstance(value, list) else value
+                print(f"  {name:<16} {text}")
         print("no problem found" if not problems else f"{len(problems)} problem(s) found")
     return UserError.exit_code if problems else 0
 
@@ -81,11 +82,13 @@ def _machine(config: EngineConfig) -> dict[str, object]:
 
 
 def _plugins(catalogue: Catalogue) -> dict[str, object]:
+    """Those that would run by name, and a line for each of the others."""
     rows = describe(catalogue, Platform())
-    counts: dict[str, object] = {}
+    found: dict[str, object] = {"available": [row.name for row in rows if row.reason is None]}
     for row in rows:
-        counts[row.status] = ", ".join(filter(None, (str(counts.get(row.status, "")), row.name)))
-    return counts
+        if row.reason is not None:
+            found[row.name] = f"{row.status}: {row.reason}"
+    return found
 
 
 def _model(config: EngineConfig, *, fetch: bool) -> dict[str, object]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tokenyard.cli.arguments import Given, Parser, make_parser, parse
 from tokenyard.cli.phases import Phases
 from tokenyard.cli.sampling_flags import add_sampling_flags, sampling_params
-from tokenyard.errors import UserError
+from tokenyard.cli.terminal import read_stdin, say
+from tokenyard.errors import TokenyardError, UserError
 
 if TYPE_CHECKING:
     from tokenyard.engine.input_processor import TokenizedPrompt
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     given = parse(command_parser(), arguments)
     if not given.words:
         raise UserError('a prompt is missing: tokenyard generate "PROMPT"')
-    text = sys.stdin.read() if given.words[0] == "-" else given.words[0]
+    text = read_stdin() if given.words[0] == "-" else given.words[0]
     if not text:
         raise UserError("the prompt is empty; give at least one token")
     logging.getLogger("tokenyard.llm").setLevel(logging.INFO)  # a first start fetches the model: say so
@@ -64,11 +64,13 @@ def _answer(llm: LLM, text: str, given: Given, phases: Phases) -> int:
 
     output = llm.stream(prompt, params, on_text)
     phases.end("rest")
+    if output.error is not None:
+        raise TokenyardError(output.error)
     if given.flags.json:
         print(json.dumps(_as_json(output, llm, phases)))
     else:
         print()
-        print(_summary(output, phases), file=sys.stderr)
+        say(_summary(output, phases))
     return 0
 
 

@@ -12,7 +12,7 @@ class Phases:
 
     def __init__(self) -> None:
         self._last = time.perf_counter()
-        self.seconds: dict[str, float] = {"interpreter": process_age()}
+        self.seconds: dict[str, float] = {"interpreter": interpreter_seconds()}
 
     def end(self, name: str) -> None:
         """What has passed since the last phase belongs to `name`."""
@@ -26,6 +26,15 @@ class Phases:
 
     def __str__(self) -> str:
         return ", ".join(f"{name} {seconds:.2f} s" for name, seconds in self.seconds.items())
+
+
+def interpreter_seconds() -> float:
+    """What the start of the interpreter took so far.
+
+    A shell may have become this process (`exec`) long after it was created; the processor time then says more.
+    """
+    age, busy = process_age(), time.process_time()
+    return age if age < 3 * busy + 1.0 else busy
 
 
 def process_age() -> float:

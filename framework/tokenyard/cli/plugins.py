@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tokenyard.cli.arguments import Parser, make_parser, parse
-from tokenyard.errors import UserError
+from tokenyard.cli.terminal import say
+from tokenyard.errors import PluginError, UserError
 from tokenyard.platform import Platform
 from tokenyard.plugin_report import PluginRow, describe, explain
+from tokenyard.worker.attention_choice import AUTO, auto_walk
 
 if TYPE_CHECKING:
+    from tokenyard.catalogue import Catalogue
     from tokenyard.config import EngineConfig
 
 
@@ -28,8 +31,13 @@ def main(arguments: Sequence[str]) -> int:
     given = parse(command_parser(), arguments)
     if given.words and (given.words[0] != "explain" or len(given.words) != 2):
         raise UserError(f"unexpected arguments {' '.join(given.words)!r}; write `plugins` or `plugins explain NAME`")
-    config, catalogue = given.load()
-    active = active_components(config)
+    try:
+        config, catalogue = given.load()
+        active = active_components(config, catalogue)
+    except PluginError as error:
+        # This command is where one looks for the reason: it must work when nothing else does.
+        catalogue, active = given.load_plugins(), set()
+        say(f"error: {error}")
     if given.words:
         explanation = explain(catalogue, given.words[1], Platform(), active)
         print(json.dumps(explanation.to_json()) if given.flags.json else explanation)
@@ -42,8 +50,8 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def active_components(config: EngineConfig) -> set[tuple[str, str]]:
-    """(kind, name) of what a config chooses; `attention=auto` chooses only when the model is known."""
+def active_components(config: EngineConfig, catalogue: Catalogue) -> set[tuple[str, str]]:
+    """(kind, name) of what a config chooses; of `attention=auto` the backend that it would try first."""
     active = {
         ("engine", config.engine.name),
         ("scheduler", config.scheduler.name),
@@ -54,12 +62,17 @@ def active_components(config: EngineConfig) -> set[tuple[str, str]]:
     active.update(("observer", observer.name) for observer in config.observers)
     if config.scheduler.policy is not None:
         active.add(("policy", config.scheduler.policy.name))
+    if config.attention.name == AUTO:
+        platform = Platform()
+        tried = [entry for entry in auto_walk(catalogue) if not entry.unavailable_reasons(platform)]
+        active.update(("attention", entry.name) for entry in tried[:1])
     return active
 
 
 def _print_table(rows: Sequence[PluginRow]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     console = Console(file=sys.stdout, soft_wrap=False)
     if not console.is_terminal:
@@ -70,6 +83,17 @@ def _print_table(rows: Sequence[PluginRow]) -> None:
     for row in rows:
         about = row.reason or row.summary
         table.add_row(
-            row.kind or "?", row.name, row.status, f"{row.distribution} {row.version}", row.api_version or "?", about
+            # Text, not markup: what a plugin says of itself may contain brackets.
+            *map(
+                Text,
+                (
+                    row.kind or "?",
+                    row.name,
+                    row.status,
+                    f"{row.distribution} {row.version}",
+                    row.api_version or "?",
+                    about,
+                ),
+            )
         )
     console.print(table)

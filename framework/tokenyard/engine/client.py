@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tokenyard.engine.driver import drive
+from tokenyard.engine.interrupts import interrupts_between_steps
 from tokenyard.errors import EngineDeadError
 from tokenyard.request import FinishReason
 
@@ -50,14 +51,17 @@ class InprocClient:
     def run(self, on_update: Callable[[Update], None] | None = None) -> None:
         """Drive until nothing is left; `on_update` is told each step's changes and may call `abort`."""
 
-        def deliver(outputs: EngineCoreOutputs) -> None:
-            update = self._outputs.process(outputs, self._clock.now())
-            if update.stopped:
-                self._engine.finish_requests(update.stopped, FinishReason.STOP)
-            if on_update is not None:
-                on_update(update)
+        with interrupts_between_steps() as check_interrupt:
 
-        drive(self._engine, self._clock, deliver)
+            def deliver(outputs: EngineCoreOutputs) -> None:
+                update = self._outputs.process(outputs, self._clock.now())
+                if update.stopped:
+                    self._engine.finish_requests(update.stopped, FinishReason.STOP)
+                if on_update is not None:
+                    on_update(update)
+                check_interrupt()
+
+            drive(self._engine, self._clock, deliver)
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """End requests; unknown and ended ones are ignored."""

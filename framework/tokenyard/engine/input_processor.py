@@ -99,8 +99,9 @@ class InputProcessor:
 def _only_value(prompt: Mapping[str, object]) -> str | Sequence[int]:
     if set(prompt) == {"prompt"} and isinstance(prompt["prompt"], str):
         return prompt["prompt"]
-    if set(prompt) == {"prompt_token_ids"} and isinstance(prompt["prompt_token_ids"], Sequence):
-        return prompt["prompt_token_ids"]
+    ids = prompt.get("prompt_token_ids")
+    if set(prompt) == {"prompt_token_ids"} and isinstance(ids, Sequence) and not isinstance(ids, str):
+        return ids
     raise ValidationError(
         f"a prompt given as a dict has the one key 'prompt' (text) or 'prompt_token_ids' (a list of ints); "
         f"got {dict(prompt)!r}",

@@ -57,7 +57,7 @@ class OutputProcessor:
         for admitted in outputs.admitted:
             if state := self._states.get(admitted.request_id):
                 state.num_cached_tokens = admitted.num_cached_tokens
-                state.first_scheduled_time = now
+                state.first_scheduled_time = admitted.scheduled_at
         stopped = self._take_tokens(outputs, now)
         finished = list(stopped)
         for end in outputs.finished:

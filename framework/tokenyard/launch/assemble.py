@@ -20,7 +20,7 @@ from tokenyard.descriptors import (
 from tokenyard.errors import CapacityError, ConfigError, PluginError, TokenyardError
 from tokenyard.interfaces.engine_core import EngineCore, EngineCoreContext
 from tokenyard.interfaces.executor import Executor, ExecutorContext, KVCachePlan, WorkerReport
-from tokenyard.interfaces.kv_cache import KVCacheManagerContext
+from tokenyard.interfaces.kv_cache import KVCacheManager, KVCacheManagerContext
 from tokenyard.interfaces.observer import Observer, ObserverContext
 from tokenyard.interfaces.policy import PolicyContext, SchedulingPolicy
 from tokenyard.interfaces.scheduler import Scheduler, SchedulerContext
@@ -64,6 +64,7 @@ def build_engine(
     policy = _policy(config, catalogue)  # before the model is loaded: a mistake in it should not cost that time
     executor = _make(
         chosen(catalogue, "executor", config.executor.name, ExecutorDescriptor),
+        Executor,
         lambda part: part.factory(config.executor.options, ExecutorContext(on_progress=on_progress)),
     )
     try:
@@ -91,16 +92,22 @@ def chosen(catalogue: Catalogue, kind: str, name: str, expected: type[Descriptor
     return entry.descriptor
 
 
-def _make(descriptor: DescriptorT, build: Callable[[DescriptorT], PartT]) -> PartT:
-    """Call a plugin's factory; what it raises is told with the plugin's name."""
+def _make(descriptor: DescriptorT, expected: type[PartT], build: Callable[[DescriptorT], PartT]) -> PartT:
+    """Call a plugin's factory; what it raises, or makes instead of the part, is told with the plugin's name."""
     try:
-        return build(descriptor)
+        part = build(descriptor)
     except TokenyardError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PluginError(
             f"{descriptor.kind} '{descriptor.name}' failed to start: {type(error).__name__}: {error}"
         ) from error
+    if not isinstance(part, expected):
+        raise PluginError(
+            f"{descriptor.kind} '{descriptor.name}' is broken: its factory made a {type(part).__name__}, "
+            f"not a {expected.__name__}"
+        )
+    return part
 
 
 def _max_model_len(config: EngineConfig, files: ModelFiles) -> int:
@@ -121,9 +128,12 @@ def _num_blocks(config: EngineConfig, report: WorkerReport, max_model_len: int) 
     needed = -(-max_model_len // size)
     explicit = config.kv_cache.num_blocks
     if explicit is not None:
+        if config.kv_cache.memory is not None:
+            logger.warning("kv_cache.memory=%s is not used: kv_cache.num_blocks is set", config.kv_cache.memory)
         if explicit < needed:
             logger.warning(
-                "kv_cache.num_blocks=%d holds %d tokens, below model.max_model_len=%d: longer requests are refused",
+                "kv_cache.num_blocks=%d holds %d tokens, below model.max_model_len=%d: longer prompts are "
+                "refused and longer answers end there",
                 explicit,
                 explicit * size,
                 max_model_len,
@@ -152,7 +162,9 @@ def _policy(config: EngineConfig, catalogue: Catalogue) -> SchedulingPolicy | No
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
     )
     return _make(
-        chosen(catalogue, "policy", policy.name, PolicyDescriptor), lambda part: part.factory(policy.options, context)
+        chosen(catalogue, "policy", policy.name, PolicyDescriptor),
+        SchedulingPolicy,
+        lambda part: part.factory(policy.options, context),
     )
 
 
@@ -169,6 +181,7 @@ def _scheduler(
     kv_context = KVCacheManagerContext(config=config.kv_cache, num_blocks=num_blocks, group_windows=windows)
     kv_cache_manager = _make(
         chosen(catalogue, "kv_cache", config.kv_cache.name, KVCacheManagerDescriptor),
+        KVCacheManager,
         lambda part: part.factory(config.kv_cache.options, kv_context),
     )
     context = SchedulerContext(
@@ -184,6 +197,7 @@ def _scheduler(
     )
     return _make(
         chosen(catalogue, "scheduler", config.scheduler.name, SchedulerDescriptor),
+        Scheduler,
         lambda part: part.factory(config.scheduler.options, context),
     )
 
@@ -196,6 +210,7 @@ def _engine_core(
     )
     return _make(
         chosen(catalogue, "engine", config.engine.name, EngineCoreDescriptor),
+        EngineCore,
         lambda part: part.factory(config.engine.options, context),
     )
 
@@ -207,4 +222,4 @@ def _observers(config: EngineConfig, catalogue: Catalogue) -> list[Observer]:
 
 def _observer(row: ObserverConfig, catalogue: Catalogue, context: ObserverContext) -> Observer:
     descriptor = chosen(catalogue, "observer", row.name, ObserverDescriptor)
-    return _make(descriptor, lambda part: part.factory(row.options, context))
+    return _make(descriptor, Observer, lambda part: part.factory(row.options, context))

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from tokenyard.config import EngineConfig, ExecutorConfig, KVCacheConfig, ModelConfig, SchedulerConfig
 
 MAX_SEED = 2**63
+MAX_SEQS, MAX_BATCHED_TOKENS = 2**16, 2**24  # arrays of these sizes are allocated at launch
+MAX_THREADS = 1024  # OpenMP aborts the process where it cannot start them
 
 
 def check_config(config: EngineConfig) -> None:
@@ -31,6 +33,11 @@ def _at_least(key: str, value: int | None, minimum: int, unit: str, or_null: str
         raise wrong(key, value, f"a whole number of {unit}, at least {minimum}{null}")
 
 
+def _at_most(key: str, value: int | None, maximum: int, unit: str) -> None:
+    if value is not None and value > maximum:
+        raise wrong(key, value, f"a whole number of {unit}, at most {maximum}")
+
+
 def _check_seed(key: str, value: int | None) -> None:
     if value is not None and not 0 <= value < MAX_SEED:
         raise wrong(key, value, "a whole number from 0 to 2**63 - 1")
@@ -39,7 +46,7 @@ def _check_seed(key: str, value: int | None) -> None:
 def _check_model(model: ModelConfig) -> None:
     if not model.name.strip():
         raise wrong("model.name", model.name, "a model's name, a folder or a .gguf file")
-    _at_least("model.max_model_len", model.max_model_len, 1, "tokens", "the model's own limit")
+    _at_least("model.max_model_len", model.max_model_len, 2, "tokens", "the model's own limit")
     _check_seed("model.seed", model.seed)
 
 
@@ -47,8 +54,16 @@ def _check_scheduler(scheduler: SchedulerConfig) -> None:
     seqs, tokens = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
     _at_least("scheduler.max_num_seqs", seqs, 1, "requests")
     _at_least("scheduler.max_num_batched_tokens", tokens, 1, "tokens")
+    _at_most("scheduler.max_num_seqs", seqs, MAX_SEQS, "requests")
+    _at_most("scheduler.max_num_batched_tokens", tokens, MAX_BATCHED_TOKENS, "tokens")
     threshold = scheduler.long_prefill_token_threshold
     _at_least("scheduler.long_prefill_token_threshold", threshold, 0, "tokens (0 = no limit)")
+    if threshold and not scheduler.enable_chunked_prefill:
+        raise InvalidValueError(
+            "scheduler.long_prefill_token_threshold",
+            f"scheduler.long_prefill_token_threshold={threshold} has no effect without chunked prefill; set "
+            "scheduler.enable_chunked_prefill=true, or leave the threshold at 0",
+        )
     if tokens < seqs:
         raise InvalidValueError(
             "scheduler.max_num_batched_tokens",
@@ -88,6 +103,7 @@ def _check_kv_cache(kv_cache: KVCacheConfig) -> None:
 
 def _check_executor(executor: ExecutorConfig) -> None:
     _at_least("executor.num_threads", executor.num_threads, 1, "threads", "the physical cores")
+    _at_most("executor.num_threads", executor.num_threads, MAX_THREADS, "threads")
 
 
 def refuse_targets(value: object, key: str) -> None:

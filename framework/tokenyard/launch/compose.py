@@ -24,7 +24,7 @@ from tokenyard.launch.nodes import explain_missing, generated_nodes
 from tokenyard.launch.origins import find_origins
 from tokenyard.launch.overrides import Given, ParsedOverride, located, parse_overrides
 from tokenyard.launch.reserved import PLANNED_KEYS, RESERVED_GROUPS
-from tokenyard.launch.schema import TOP_KEYS, InvalidValueError, find_chosen, group_values, unknown_key
+from tokenyard.launch.schema import GROUPS, TOP_KEYS, InvalidValueError, find_chosen, group_values, unknown_key
 from tokenyard.launch.session import HydraSession, hydra_session
 from tokenyard.launch.sources import own_source, plugin_sources
 from tokenyard.plugins import load_catalogue
@@ -72,6 +72,13 @@ def load_engine_config(
     """The EngineConfig of `compose_config`, and the catalogue it was checked against."""
     composed = _compose(overrides, config_file, catalogue, with_files=False)
     return composed.engine_config, composed.catalogue
+
+
+def load_plugins_for(overrides: Sequence[str | Flagged], *, config_file: Path | None = None) -> Catalogue:
+    """Only what the overrides' `plugins.*` admit; the rest of the config may be one that cannot be composed."""
+    given = [] if config_file is None else read_config_file(config_file)
+    parsed = parse_overrides([*given, *(_as_given(override) for override in overrides)])
+    return load_catalogue(_plugins_config(parsed))
 
 
 def engine_config_from(config: DictConfig | Mapping[str, object], catalogue: Catalogue) -> EngineConfig:
@@ -199,6 +206,10 @@ def _own_part(config: DictConfig | Mapping[str, object]) -> dict[str, object]:
         key = str(name)
         if key in TOP_KEYS or key in RESERVED_GROUPS:
             values[key] = _plain_item(config, key)
+            if values[key] is None and key in GROUPS:
+                raise ConfigError(f"{key} must be a mapping, got null; leave it out for its defaults")
+        elif key.partition(".")[0] in TOP_KEYS:
+            raise ConfigError(f"the key '{key}' has a dot; nest it: {{'{key.partition('.')[0]}': {{...}}}}")
         elif matches := difflib.get_close_matches(key.lower(), TOP_KEYS, n=1, cutoff=_LIKELY_TYPO):
             raise ConfigError(
                 f"unknown top-level key '{key}'; did you mean '{matches[0]}'? rename it if it is your own; "

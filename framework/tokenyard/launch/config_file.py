@@ -26,7 +26,9 @@ def read_config_file(path: Path) -> list[Given]:
     if isinstance(content, list):
         return [Given(_as_text(item, path), origin) for item in content]
     if not isinstance(content, Mapping):
-        raise ConfigError(f"--config {path}: expected a mapping of config keys or a list of overrides, got {content!r}")
+        raise ConfigError(
+            f"--config {path}: expected a mapping of config keys or a list of overrides, got {repr(content)[:80]}"
+        )
     return [Given(text, origin) for text in _overrides(content, path)]
 
 

@@ -29,6 +29,13 @@ _KEYS: Mapping[str, str] = {
     "enable_prefix_caching": "kv_cache.enable_prefix_caching",
 }
 
+_ALIASES: Mapping[str, str] = {
+    "attention_backend": "attention",
+    "scheduling_policy": "scheduler",
+    "distributed_executor_backend": "executor",
+}
+_DTYPES: Mapping[str, str] = {"half": "float16", "float": "float32"}
+
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     # what vLLM's scripts pass although it changes nothing here; any other value is refused by name
     "disable_log_stats": (True,),
@@ -45,7 +52,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "tokenizer_revision": (None,),
     "chat_template": (None,),
     "hf_token": (None,),
-    "hf_overrides": (None,),
+    "hf_overrides": (None, {}),
     "runner": ("auto", "generate"),
     "convert": ("auto",),
     "cpu_offload_gb": (0,),
@@ -61,7 +68,20 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "quantization_config": (None,),
     "logits_processors": (None,),
     "kv_cache_dtype": ("auto",),
-    "load_format": ("auto", "safetensors", "gguf"),
+    "load_format": ("auto",),
+    "offload_group_size": (0,),
+    "offload_num_in_group": (1,),
+    "offload_prefetch_step": (1,),
+    "offload_params": (None,),
+    "enable_return_routed_experts": (False,),
+    "return_sampling_mask": (False,),
+    "spec_method": (None,),
+    "spec_model": (None,),
+    "spec_tokens": (None,),
+    "download_dir": (None,),
+    "swap_space": (0, 4),
+    "max_logprobs": (20,),
+    "device": ("auto",),
     "speculative_config": (None,),
     "enable_lora": (False,),
 }
@@ -70,13 +90,17 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 def llm_overrides(model: str | Path | None, arguments: Mapping[str, object]) -> list[Flagged]:
     """Overrides in an order in which a component is chosen before its options are set."""
     overrides = [] if model is None else [Flagged(quote_override("model.name", str(model)), "model=")]
-    for name in sorted(arguments, key=lambda name: name not in _COMPONENTS):
+    for name in sorted(arguments, key=lambda name: _ALIASES.get(name, name) not in _COMPONENTS):
         if (text := _override(name, arguments[name])) is not None:
             overrides.append(Flagged(text, f"{name}="))
     return overrides
 
 
 def _override(name: str, value: object) -> str | None:
+    name = _ALIASES.get(name, name)
+    if name == "dtype" and value is not None:
+        text = str(value).removeprefix("torch.")  # torch.float32 itself may be given
+        value = _DTYPES.get(text, text)
     if name in _COMPONENTS:
         if value is None:
             return None
@@ -86,11 +110,11 @@ def _override(name: str, value: object) -> str | None:
     if name in _KEYS:
         return None if value is None else f"{_KEYS[name]}={format_value(value)}"
     if name in _NEUTRAL:
-        if value in _NEUTRAL[name]:
+        if any(value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in _NEUTRAL[name]):
             return None
         allowed = " or ".join(repr(allowed) for allowed in _NEUTRAL[name])
         raise ConfigError(f"LLM: {name}={value!r} is not available in this version; leave it out, or {allowed}")
-    known = [*_COMPONENTS, *_KEYS, *_NEUTRAL, "model", "overrides"]
+    known = [*_COMPONENTS, *_ALIASES, *_KEYS, *_NEUTRAL, "model", "overrides"]
     raise ConfigError(
         f"LLM has no argument '{name}'{did_you_mean(name, known)}; other settings go in overrides=['key=value']"
     )

@@ -102,6 +102,7 @@ def _parse(parser: OverridesParser, given: Given) -> ParsedOverride:
     if not override.key_or_group:
         raise ConfigError(f"cannot read {given.text!r}: there is no key before '='")
     _refuse_forms(override, given)
+    _refuse_name(override.key_or_group, override.value(), given)
     key, value = override.key_or_group, override.value()
     _check_key(key)
     if key in GROUPS:
@@ -144,6 +145,13 @@ def _refuse_forms(override: Override, given: Given) -> None:
         raise ConfigError(
             f"cannot apply {given.text!r}: it names several values and one run takes one{_as_one(override)}"
         )
+
+
+def _refuse_name(key: str, value: object, given: Given) -> None:
+    """A component's options belong to its name, so only a group's choice brings both."""
+    group = "scheduler" if key == "scheduler.policy.name" else key.removesuffix(".name")
+    if key.endswith(".name") and group in COMPONENT_GROUPS and given.origin.startswith("override "):
+        raise ConfigError(f"cannot apply {given.text!r}: a component is chosen with its options; write {group}={value}")
 
 
 def _as_one(override: Override) -> str:

@@ -14,6 +14,8 @@ FAST_ARCHITECTURES = ("LlamaForCausalLM",)
 FAST_DESCRIPTION = "fast decoder (llama)"
 FAST_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 ADAPTER_ROPE_TYPES = ("dynamic", "longrope", "proportional")  # known to transformers only
+_MOST_LAYERS, _LARGEST_SIZE, _LARGEST_NUMBER = 10_000, 2**31, 1e30  # beyond these a config.json is damaged
+_POSITIVE = frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"})
 _SCALED_FROM_ORIGINAL = ("llama3", "yarn")
 
 
@@ -34,6 +36,10 @@ class RopeConfig:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ModelLoadError(
                 f"config.json: rope type '{self.type}' needs a number for '{key}', got {value!r}; fix rope_parameters"
+            )
+        if key in _POSITIVE and not 0 < value < _LARGEST_NUMBER:
+            raise ModelLoadError(
+                f"config.json: rope type '{self.type}' needs a positive '{key}', got {value!r}; fix rope_parameters"
             )
         return float(value)
 
@@ -158,8 +164,9 @@ def _integer(config: Mapping[str, object], key: str, default: int | None = None)
     value = config.get(key)
     if value is None:
         value = default
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ModelLoadError(f"config.json: '{key}' must be a positive integer, got {config.get(key)!r}")
+    limit = _MOST_LAYERS if key == "num_hidden_layers" else _LARGEST_SIZE
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
+        raise ModelLoadError(f"config.json: '{key}' must be an integer from 1 to {limit}, got {config.get(key)!r}")
     return value
 
 
@@ -167,8 +174,8 @@ def _number(config: Mapping[str, object], key: str, default: float) -> float:
     value = config.get(key)
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
-        raise ModelLoadError(f"config.json: '{key}' must be a positive number, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < _LARGEST_NUMBER:
+        raise ModelLoadError(f"config.json: '{key}' must be a positive number below {_LARGEST_NUMBER:g}, got {value!r}")
     return value
 
 

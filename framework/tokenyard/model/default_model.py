@@ -161,9 +161,14 @@ def _copy(source: IO[bytes], target: IO[bytes]) -> str:
 def _convert(gguf: Path, folder: Path, on_progress: Callable[[str], None]) -> None:
     on_progress("converting the model to bfloat16 (once)")
     # torch, gguf and tokenizers: only for the conversion, never where the cached model is found
+    from safetensors import SafetensorError
+
     from tokenyard.model.convert import convert_gguf
 
-    convert_gguf(gguf, folder)
+    try:
+        convert_gguf(gguf, folder)
+    except SafetensorError as error:  # no OSError, although a full disk is all it can mean here
+        raise OSError(str(error)) from error
     shutil.copyfile(gguf.parent / "LICENSE", folder / "LICENSE")
     (folder / "NOTICE").write_text(
         "SmolLM2-135M-Instruct by Hugging Face (HuggingFaceTB), under the Apache License 2.0 (file LICENSE).\n"

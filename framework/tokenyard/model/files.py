@@ -22,6 +22,8 @@ _DTYPES = ("float32", "bfloat16", "float16")
 # Read only to be refused when they ask for remote code.
 _OTHER_CONFIGS = ("tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
 
+_LONGEST = 2**30  # tokens
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
@@ -48,6 +50,10 @@ class ModelFiles:
         if not lengths:
             raise ModelLoadError(f"{self.path}: the config has no length limit (key 'max_position_embeddings')")
         length = lengths[0]
+        if length > _LONGEST:
+            raise ModelLoadError(
+                f"{self.path}: a length limit of {length} tokens is not believable; at most {_LONGEST}"
+            )
         scaling = self.config.get("rope_scaling") or self.config.get("rope_parameters")
         return _scaled_length(length, scaling) if isinstance(scaling, Mapping) else length
 
@@ -76,7 +82,7 @@ def resolve_model(name: str, on_progress: Callable[[str], None] | None = None) -
     """
     if name == DEFAULT_MODEL:
         return _from_folder(name, ensure_default_model(on_progress or _ignore))
-    path = Path(name).expanduser()
+    path = Path(name).expanduser() if name.startswith("~/") else Path(name)  # "~x" is a legal name of a folder
     if name and path.is_dir():
         return _from_folder(name, path)
     if name and path.is_file():

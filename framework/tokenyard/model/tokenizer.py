@@ -54,6 +54,7 @@ class Tokenizer:
         `add_special_tokens` adds what the tokenizer adds by default (often a BOS). With `parse_special=False` a
         control token's name in the text is encoded as the text that it is.
         """
+        _check_encodable(text)
         if not parse_special:
             return self._guard.encode_as_text(text, add_special_tokens=add_special_tokens)
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
@@ -108,7 +109,9 @@ class Tokenizer:
         marked_chat, marked_variables = self._guard.mark(chat), self._guard.mark(variables)
         if marked_chat == chat and marked_variables == variables and not self._guard.always_needed:
             return self.encode(self._render(chat, variables, add_generation_prompt), add_special_tokens=False)
-        return self._guard.encode_marked(self._render(marked_chat, marked_variables, add_generation_prompt))
+        rendered = self._render(marked_chat, marked_variables, add_generation_prompt)
+        _check_encodable(rendered)
+        return self._guard.encode_marked(rendered)
 
     @cached_property
     def _guard(self) -> ControlGuard:
@@ -172,3 +175,15 @@ def _converted(folder: Path) -> tokenizers.Tokenizer:
 
 def _variables(template_kwargs: Mapping[str, object]) -> dict[str, PlainValue]:
     return {name: plain_value(value, f"chat_template_kwargs.{name}") for name, value in template_kwargs.items()}
+
+
+def _check_encodable(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValidationError(
+            f"the text has a character that UTF-8 cannot encode, {text[error.start]!r} at position {error.start}; "
+            "give text that was decoded from valid UTF-8",
+            parameter="prompt",
+            value=text[error.start],
+        ) from error

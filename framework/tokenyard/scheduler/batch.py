@@ -13,7 +13,7 @@ from tokenyard.interfaces.policy import Preemption, PreemptMode, RequestView, Sc
 from tokenyard.interfaces.scheduler import Scheduler, SchedulerContext
 from tokenyard.scheduler.limits import Limits
 from tokenyard.scheduler.outcome import EngineOutputBuilder, Taken
-from tokenyard.scheduler.policy_calls import DECISION_POINTS, overridden, refuse_unasked
+from tokenyard.scheduler.policy_calls import DECISION_POINTS, overridden, refuse_misspelt, refuse_unasked
 from tokenyard.scheduler.request_state import Request, RequestStatus
 from tokenyard.scheduler.slots import SlotTable
 from tokenyard.scheduler.step import StepBuilder
@@ -46,8 +46,10 @@ class BatchScheduler(Scheduler):
     def __init__(self, context: SchedulerContext, *, name: str = "batch") -> None:
         config = context.config
         self._policy = context.policy or SchedulingPolicy()
+        refuse_misspelt(self._policy)
         refuse_unasked(self._policy, self.decision_points, name)
         self._calls = overridden(self._policy)
+        self._clock = context.clock
         self._kv = context.kv_cache_manager
         self._limits = Limits(
             max_model_len=context.max_model_len,
@@ -99,16 +101,11 @@ class BatchScheduler(Scheduler):
         self._requests[request.request_id] = record
         try:
             if "on_arrival" in self._calls:
-                self._policy.on_arrival([record], self._view)
-            self._waiting.push(record, self._policy.waiting_key(record, self._view))
-        except BaseException as error:
+                self._ask("on_arrival", [record])
+            self._waiting.push(record, self._ask("waiting_key", record))
+        except BaseException:
             del self._requests[request.request_id]
-            if isinstance(error, TokenyardError) or not isinstance(error, Exception):
-                raise
-            raise PluginError(
-                f"scheduling policy {type(self._policy).__name__} failed on request '{request.request_id}': "
-                f"{type(error).__name__}: {error}"
-            ) from error
+            raise
 
     def finish_requests(self, request_ids: Sequence[str], reason: FinishReason) -> Sequence[str]:
         ended = [
@@ -156,7 +153,7 @@ class BatchScheduler(Scheduler):
         if self._num_preemptions == num_preemptions:
             # A victim of this step would otherwise take back at once what it has just given up.
             self._admit(left)
-        return self._steps.finish()
+        return self._steps.finish(self._clock.now())
 
     def update_from_output(self, output: SchedulerOutput, result: ModelRunnerOutput) -> EngineCoreOutputs:
         alive = self._land(output)
@@ -166,7 +163,7 @@ class BatchScheduler(Scheduler):
         finished = [end for end in outputs.finished if end.request_id in self._requests]
         ended = [self._requests[end.request_id] for end in finished]
         if "on_step" in self._calls:
-            self._policy.on_step(self._step_outcomes(output, taken, alive, ended), self._view)
+            self._ask("on_step", self._step_outcomes(output, taken, alive, ended))
         for request in ended:
             self._end(request)
         self._tell_finished(ended, [end.reason for end in finished])
@@ -227,8 +224,8 @@ class BatchScheduler(Scheduler):
         victim.num_preemptions += 1
         self._leave_batch(victim, RequestStatus.PREEMPTED)
         if "on_preempt" in self._calls:
-            self._policy.on_preempt([preemption], self._view)
-        key = self._policy.requeue_key(victim, self._view) if "requeue_key" in self._calls else None
+            self._ask("on_preempt", [preemption])
+        key = self._ask("requeue_key", victim) if "requeue_key" in self._calls else None
         if key is None:
             self._waiting.push_front(victim)
         else:
@@ -237,7 +234,7 @@ class BatchScheduler(Scheduler):
     def _choose_victim(self, candidates: list[Request]) -> Request:
         if "victim" not in self._calls:
             return candidates[-1]
-        chosen = self._policy.victim(candidates, 1, self._view)
+        chosen = self._ask("victim", candidates, 1)
         for request in candidates:
             if request is chosen:
                 return request
@@ -270,7 +267,7 @@ class BatchScheduler(Scheduler):
             self._running.extend(admitted)
             self._refresh_running()
             if "on_admit" in self._calls:
-                self._policy.on_admit(admitted, self._view)
+                self._ask("on_admit", admitted)
 
     # Updating, in parts
 
@@ -316,6 +313,17 @@ class BatchScheduler(Scheduler):
 
     # Bookkeeping
 
+    def _ask(self, method: str, *arguments: object) -> object:
+        """Call the policy; what it raises is told with its name, and a policy cannot end the process."""
+        try:
+            return getattr(self._policy, method)(*arguments, self._view)
+        except TokenyardError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise PluginError(
+                f"scheduling policy {type(self._policy).__name__} failed in {method}: {type(error).__name__}: {error}"
+            ) from error
+
     def _end(self, request: Request) -> None:
         del self._requests[request.request_id]
         if request.status is RequestStatus.RUNNING:
@@ -346,4 +354,4 @@ class BatchScheduler(Scheduler):
 
     def _tell_finished(self, requests: Sequence[Request], reasons: Sequence[FinishReason]) -> None:
         if requests and "on_finish" in self._calls:
-            self._policy.on_finish(requests, reasons, self._view)
+            self._ask("on_finish", requests, reasons)

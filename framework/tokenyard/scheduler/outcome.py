@@ -137,7 +137,11 @@ class EngineOutputBuilder:
                 self._prefix_queries += start.num_prompt_tokens
                 self._prefix_hits += start.num_computed_tokens
         return tuple(
-            AdmittedRequest(request_id=start.request_id, num_cached_tokens=start.num_computed_tokens)
+            AdmittedRequest(
+                request_id=start.request_id,
+                num_cached_tokens=start.num_computed_tokens,
+                scheduled_at=output.scheduled_at,
+            )
             for start in output.new
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+
 from tokenyard.errors import PluginError
 from tokenyard.interfaces.policy import SchedulingPolicy
 
@@ -36,6 +38,17 @@ def vars_of(owner: type, name: str) -> object:
         if name in vars(base):
             return vars(base)[name]
     return None
+
+
+def refuse_misspelt(policy: SchedulingPolicy) -> None:
+    """Raise PluginError when a method is named almost like a point or event: it would never be called."""
+    known = DECISION_POINTS | EVENTS
+    for name in sorted(set(dir(type(policy))) - set(dir(SchedulingPolicy))):
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0.88)
+        if close and not name.startswith("_"):
+            raise PluginError(
+                f"policy {type(policy).__name__} has a method '{name}' that nobody calls; did you mean '{close[0]}'?"
+            )
 
 
 def refuse_unasked(policy: SchedulingPolicy, asked: frozenset[str], scheduler: str) -> None:

@@ -68,7 +68,7 @@ class StepBuilder:
         """The request of this slot left the batch."""
         self._ended.append(Slot(slot, int(self._table.generation[slot])))
 
-    def finish(self) -> SchedulerOutput | None:
+    def finish(self, now: float) -> SchedulerOutput | None:
         """The step, counted as in flight from now on; None when no row was added."""
         slots, counts = np.concatenate(self._slots), np.concatenate(self._counts)
         if not len(slots):
@@ -77,6 +77,7 @@ class StepBuilder:
         before = table.num_computed[slots]
         output = SchedulerOutput(
             step=self._num_steps,
+            scheduled_at=now,
             new=tuple(self._new),
             resumed=tuple(self._resumed),
             slots=slots,

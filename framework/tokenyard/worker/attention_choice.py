@@ -44,7 +44,9 @@ def choose_attention(catalogue: Catalogue, name: str, spec: AttentionSpec, platf
             logger.info("attention=auto takes %s%s", entry.name, _told(skipped))
             return AttentionChoice(descriptor=_described(entry), skipped=tuple(skipped))
         skipped.append((entry.name, tuple(reasons)))
-    raise PluginError(f"attention=auto found no backend that runs here{_told(skipped) or ': none is installed'}")
+    blocked = ", ".join(str(blocked) for blocked in catalogue.blocked)
+    none = f": none is loaded ({blocked})" if blocked else ": none is installed"
+    raise PluginError(f"attention=auto found no backend that runs here{_told(skipped) or none}")
 
 
 def auto_walk(catalogue: Catalogue) -> list[Entry]:

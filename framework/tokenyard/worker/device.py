@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from tokenyard.config import KVCacheConfig
 from tokenyard.errors import ConfigError
 from tokenyard.memory_size import parse_bytes
 
-if TYPE_CHECKING:
-    from tokenyard.config import KVCacheConfig
+logger = logging.getLogger(__name__)
 
 _CPU_SHARE, _CPU_CAP = 4, 4 * 2**30  # a quarter of the free RAM, at most 4 GiB
 
@@ -61,6 +61,8 @@ def available_kv_bytes(config: KVCacheConfig, device: torch.device) -> int:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return max(0, int(config.gpu_memory_utilization * total) - (total - free))
+    if config.gpu_memory_utilization != KVCacheConfig().gpu_memory_utilization:
+        logger.warning("kv_cache.gpu_memory_utilization=%s is not used on a CPU", config.gpu_memory_utilization)
     return min(_free_ram() // _CPU_SHARE, _CPU_CAP)
 
 

@@ -40,6 +40,7 @@ class InputBatch:
         self._token_ids = np.zeros((num_slots, max_model_len + 1), dtype=np.int32)  # [C, positions]
         self._tables = [np.full((num_slots, self._max_blocks), NULL_BLOCK, dtype=np.int32) for _ in range(num_groups)]
         self._params: list[SamplingParams | None] = [None] * num_slots
+        self._request_ids = [""] * num_slots
 
     def apply(self, output: SchedulerOutput) -> None:
         """Take in what changed: requests that left, grew or entered."""
@@ -80,6 +81,10 @@ class InputBatch:
         found = [self._params[slot] for slot in slots.tolist()]
         return [params for params in found if params is not None]
 
+    def request_ids(self, slots: IntArray) -> list[str]:
+        """Whose slots these are."""
+        return [self._request_ids[slot] for slot in slots.tolist()]
+
     def _slot_mapping(self, table: IntArray, slots: IntArray, positions: LongArray) -> LongArray:
         blocks = table[slots, positions // self._block_size].astype(np.int64)
         mapping: LongArray = blocks * self._block_size + positions % self._block_size
@@ -95,9 +100,11 @@ class InputBatch:
         if not isinstance(start.params, SamplingParams):
             raise TypeError(f"request {start.request_id} pools; this worker samples")
         self._params[index] = start.params
+        self._request_ids[index] = start.request_id
 
     def _grow(self, num_slots: int) -> None:
         extra = max(num_slots, 2 * len(self._params)) - len(self._params)
         self._token_ids = np.pad(self._token_ids, ((0, extra), (0, 0)))
         self._tables = [np.pad(table, ((0, extra), (0, 0)), constant_values=NULL_BLOCK) for table in self._tables]
         self._params.extend([None] * extra)
+        self._request_ids.extend([""] * extra)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tokenyard.scheduler_output import SchedulerOutput
     from tokenyard.worker.input_batch import InputBatch, StepInputs
 
+_NOT_FINITE = "the model's logits are not finite numbers: its weights are damaged, or too large for this dtype"
+
 
 class ModelRunner:
     """`execute` and `sample` alternate; both run under torch.inference_mode."""
@@ -64,11 +66,19 @@ class ModelRunner:
         if self._pending is None:
             raise RuntimeError("sample() without a step that was executed and not sampled yet")
         (output, logits), self._pending = self._pending, None
-        slots = output.slots[output.samples]
-        positions = (output.num_computed_tokens + output.num_scheduled_tokens)[output.samples]
-        token_ids = self._sample(logits, slots, positions) if len(slots) else np.empty(0, dtype=np.int32)
+        rows = np.flatnonzero(output.samples)
+        errors: dict[str, str] = {}
+        if len(rows):
+            is_finite = _finite_rows(logits)
+            errors = dict.fromkeys(self._batch.request_ids(output.slots[rows[~is_finite]]), _NOT_FINITE)
+            rows, logits = rows[is_finite], logits if is_finite.all() else logits[torch.from_numpy(is_finite)]
+        num_sampled = np.zeros(output.num_rows, dtype=np.int32)
+        num_sampled[rows] = 1
+        slots = output.slots[rows]
+        positions = (output.num_computed_tokens + output.num_scheduled_tokens)[rows]
+        token_ids = self._sample(logits, slots, positions) if len(rows) else np.empty(0, dtype=np.int32)
         self._batch.append(slots, positions, token_ids)
-        return ModelRunnerOutput(step=output.step, num_sampled=output.samples.astype(np.int32), token_ids=token_ids)
+        return ModelRunnerOutput(step=output.step, num_sampled=num_sampled, token_ids=token_ids, errors=errors)
 
     def _sample(self, logits: torch.Tensor, slots: IntArray, positions: IntArray) -> IntArray:
         params = self._batch.sampling_params(slots)
@@ -102,3 +112,9 @@ class ModelRunner:
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+
+def _finite_rows(logits: torch.Tensor) -> np.ndarray:
+    """[rows] whether a token can be chosen: the greatest logit is NaN when any is, infinite when one or all are."""
+    finite: np.ndarray = torch.isfinite(logits.amax(dim=-1)).cpu().numpy()
+    return finite

@@ -94,15 +94,22 @@ class Worker:
             model=model,
             backend=backend,
             kv_caches=kv_caches,
-            batch=InputBatch(
-                num_slots=self._config.scheduler.max_num_seqs,
-                max_model_len=self._max_model_len,
-                block_size=plan.block_size,
-                num_groups=1,
-            ),
+            batch=self._input_batch(plan.block_size),
             sampler=Sampler(self._seed(), self._device),
             device=self._device,
         )
+
+    def _input_batch(self, block_size: int) -> InputBatch:
+        num_slots = self._config.scheduler.max_num_seqs
+        try:
+            return InputBatch(
+                num_slots=num_slots, max_model_len=self._max_model_len, block_size=block_size, num_groups=1
+            )
+        except (MemoryError, ValueError) as error:
+            raise CapacityError(
+                f"a batch of scheduler.max_num_seqs={num_slots} requests of up to {self._max_model_len} tokens does "
+                "not fit in memory; lower scheduler.max_num_seqs or model.max_model_len"
+            ) from error
 
     def execute(self, output: SchedulerOutput) -> None:
         """Forward pass of a step."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import json
+import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from tokenyard.cli import run
+from tokenyard.errors import PluginError
 from tokenyard.plugins import forget_plugins, load_catalogue
+from tokenyard.worker.model_runner import ModelRunner
 
 Install = Callable[..., None]
 
@@ -130,8 +135,86 @@ def test_commands_that_are_not_there_yet_are_refused_by_name(capsys: pytest.Capt
     assert f"`tokenyard {name}` is not available" in refused(capsys, name, "x")
 
 
+def test_flags_before_the_command_say_where_they_belong(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "flags come after the command" in refused(capsys, "--log-level", "info", "config")
+
+
+def test_plugins_lists_everything_even_when_a_default_cannot_be_chosen(
+    capsys: pytest.CaptureFixture[str], install: Install
+) -> None:
+    install("raises_import_error")
+    assert run(["plugins", "--json", "plugins.disabled=[fcfs]"]) == 0
+    captured = capsys.readouterr()
+    assert "fcfs" in captured.err
+    assert {row["status"] for row in json.loads(captured.out)} >= {"available", "blocked", "broken"}
+
+
+def test_an_error_of_several_lines_is_told_on_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(arguments: object) -> int:
+        raise PluginError("first\nsecond")
+
+    monkeypatch.setattr("tokenyard.cli.config.main", fail)
+    assert refused(capsys, "config") == "error: first second"
+
+
 def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean 'generate'" in refused(capsys, "genrate", "Hi")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (RuntimeError("device lost"), 3, "error: the engine stopped on an error (RuntimeError: device lost); "),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+    ids=["error", "ctrl-c"],
+)
+@pytest.mark.parametrize("command", [["generate", "hi"], ["chat"]], ids=lambda words: words[0])
+def test_what_ends_a_step_ends_the_command_with_one_line_and_its_own_exit_code(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tiny_llama_dir: Path,
+    command: list[str],
+    error: BaseException,
+    code: int,
+    line: str,
+) -> None:
+    def fail(self: ModelRunner) -> None:
+        raise error
+
+    monkeypatch.setattr(ModelRunner, "sample", fail)
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi\nthe\n"))
+    assert run([*command, str(tiny_llama_dir), "kv_cache.num_blocks=16"]) == code
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith(line)
+
+
+@pytest.fixture
+def log_levels() -> Iterator[None]:
+    """The levels that a command sets are what they were when the test has ended."""
+    loggers = [logging.getLogger(), logging.getLogger("tokenyard.llm")]
+    before = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, before, strict=True):
+        logger.setLevel(level)
+
+
+@pytest.mark.usefixtures("log_levels")
+@pytest.mark.parametrize(
+    ("level", "is_told"),
+    [("debug", "info warning"), ("info", "info warning"), ("warning", "warning"), (None, "warning"), ("error", "")],
+)
+def test_log_level_decides_what_is_logged(
+    caplog: pytest.LogCaptureFixture, install: Install, tiny_llama_dir: Path, level: str | None, is_told: str
+) -> None:
+    install("raises_import_error")
+    flags = [] if level is None else ["--log-level", level]
+    assert run(["generate", "hi", str(tiny_llama_dir), "kv_cache.num_blocks=16", "--max-tokens", "1", *flags]) == 0
+    messages = {"info": "loaded in", "warning": "ModuleNotFoundError"}
+    told = [name for name, text in messages.items() if any(text in line for line in caplog.messages)]
+    assert told == is_told.split()
 
 
 def test_without_a_network_the_default_model_is_one_line(

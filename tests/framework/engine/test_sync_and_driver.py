@@ -123,10 +123,27 @@ def request(request_id: str, arrival: float = 0.0, max_tokens: int = 3) -> Engin
     )
 
 
-def make(*, fails_at: int | None = None, observers: Sequence[Observer] = ()) -> tuple[SyncEngineCore, TimedExecutor]:
+class SleepyScheduler(BatchScheduler):
+    """Runs nothing before its time."""
+
+    opens_at = 5.0
+
+    def schedule(self) -> SchedulerOutput | None:
+        return super().schedule() if self._clock.now() >= self.opens_at else None
+
+    def wake_at(self) -> float | None:
+        return self.opens_at if self._clock.now() < self.opens_at else None
+
+
+def make(
+    *,
+    fails_at: int | None = None,
+    observers: Sequence[Observer] = (),
+    scheduler_type: type[BatchScheduler] = BatchScheduler,
+) -> tuple[SyncEngineCore, TimedExecutor]:
     clock = VirtualClock()
     executor = TimedExecutor(clock, fails_at)
-    scheduler = BatchScheduler(
+    scheduler = scheduler_type(
         SchedulerContext(
             config=SchedulerConfig(),
             kv_cache_manager=PagedKVCacheManager(num_blocks=64, block_size=4),
@@ -161,6 +178,25 @@ def test_an_arrival_during_a_step_joins_the_next_one() -> None:
     engine, executor = make()
     drive(engine, executor.clock, lambda outputs: None, Timetable([request("a", 0.0), request("b", 0.5)]))
     assert [step.num_rows for step in executor.steps] == [1, 2, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "times"),
+    [
+        ((0.0,), [6.0, 7.0, 8.0]),  # only the scheduler knows a moment
+        ((0.0, 20.0), [6.0, 7.0, 8.0, 21.0, 22.0, 23.0]),  # the scheduler's comes first
+        ((0.0, 2.0), [6.0, 7.0, 8.0]),  # an arrival comes first, and nothing runs for it
+    ],
+)
+def test_an_engine_that_waits_is_stepped_again_when_its_scheduler_asked_to_be(
+    arrivals: Sequence[float], times: list[float]
+) -> None:
+    recorder = Recorder()
+    engine, executor = make(observers=[recorder], scheduler_type=SleepyScheduler)
+    requests = [request(f"r{index}", arrival) for index, arrival in enumerate(arrivals)]
+    drive(engine, executor.clock, lambda outputs: None, Timetable(requests))
+    assert recorder.times == times
+    assert not engine.has_requests()
 
 
 def test_a_paused_engine_runs_nothing_and_forgets_nothing() -> None:

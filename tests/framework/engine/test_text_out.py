@@ -20,22 +20,25 @@ from tokenyard.request import FinishReason
 from tokenyard.sampling_params import SamplingParams
 
 
-def make_tokenizer() -> Tokenizer:
-    """One token a byte, so that every character of several bytes spans several tokens."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = tokenizers.Tokenizer(models.BPE({token: index for index, token in enumerate(alphabet)}, []))
+def make_tokenizer(*merges: tuple[str, str]) -> Tokenizer:
+    """One token a byte, so that every character of several bytes spans several tokens, and one for each merge."""
+    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(left + right for left, right in merges)]
+    backend = tokenizers.Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, list(merges)))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     return Tokenizer(backend, {}, None)
 
 
 TOKENIZER = make_tokenizer()
+LONG_TOKENS = make_tokenizer(("a", "b"), ("ab", "a"), ("b", "b"), ("aba", "bb"), ("ab", "c"), ("abc", "d"))
 
 
-def stream(text: str, stop: Sequence[str] = (), *, cut_bytes: int = 0) -> tuple[list[str], Detokenizer]:
+def stream(
+    text: str, stop: Sequence[str] = (), *, cut_bytes: int = 0, tokenizer: Tokenizer = TOKENIZER
+) -> tuple[list[str], Detokenizer]:
     """Feed a text token by token: (the texts shown after each token and at the end, the detokenizer)."""
-    ids = TOKENIZER.encode(text)
-    detokenizer = Detokenizer(TOKENIZER, [], stop)
+    ids = tokenizer.encode(text)
+    detokenizer = Detokenizer(tokenizer, [], stop)
     shown = []
     for token_id in ids[: len(ids) - cut_bytes]:
         if detokenizer.add([token_id]) is not None:
@@ -84,20 +87,38 @@ def test_txt_06_held_back_text_is_flushed_at_the_end() -> None:
     assert detokenizer.stop_string is None
 
 
+@pytest.mark.parametrize(
+    ("stop", "shown", "met"),
+    [
+        (["abcd", "bc"], "a", "bc"),  # the other begins first and ends later
+        (["bc", "abcd"], "a", "bc"),
+        (["bcd", "abcd"], "", "abcd"),  # both end together: nothing of the longer one is shown either
+        (["cd", "abc"], "", "abc"),
+    ],
+)
+def test_of_the_stop_strings_in_one_token_the_one_that_ends_first_counts(stop: list[str], shown: str, met: str) -> None:
+    assert len(LONG_TOKENS.encode("abcd")) == 1
+    texts, detokenizer = stream("abcd", stop, tokenizer=LONG_TOKENS)
+    assert (texts[-1], detokenizer.stop_string) == (shown, met)
+
+
 @given(
+    tokenizer=st.sampled_from([TOKENIZER, LONG_TOKENS]),
     text=st.text(alphabet="ab你😀 ", max_size=30),
     stop=st.lists(st.text(alphabet="ab你😀 ", min_size=1, max_size=4), max_size=3),
 )
-def test_what_is_shown_only_grows_and_ends_before_the_first_stop_string(text: str, stop: list[str]) -> None:
-    shown, _ = stream(text, stop)
+def test_what_is_shown_only_grows_and_ends_before_the_first_stop_string(
+    tokenizer: Tokenizer, text: str, stop: list[str]
+) -> None:
+    shown, _ = stream(text, stop, tokenizer=tokenizer)
     assert shown[-1] == expected(text, stop)
     for before, after in itertools.pairwise(shown):
         assert after.startswith(before)
 
 
-def make_processor(**params: object) -> OutputProcessor:
+def make_processor(stop: str | None = None) -> OutputProcessor:
     processor = OutputProcessor(TOKENIZER)
-    processor.add("a", TokenizedPrompt("hi", TOKENIZER.encode("hi")), SamplingParams(**params), arrival_time=1.0)
+    processor.add("a", TokenizedPrompt("hi", TOKENIZER.encode("hi")), SamplingParams(stop=stop), arrival_time=1.0)
     return processor
 
 
@@ -108,7 +129,9 @@ def outputs(text: str = "", finished: Sequence[FinishedRequest] = (), cached: in
         num_tokens=np.array([len(ids)] if text else [], dtype=np.int32),
         token_ids=ids,
         finished=finished,
-        admitted=() if cached is None else (AdmittedRequest(request_id="a", num_cached_tokens=cached),),
+        admitted=()
+        if cached is None
+        else (AdmittedRequest(request_id="a", num_cached_tokens=cached, scheduled_at=2.0),),
     )
 
 
@@ -122,6 +145,7 @@ def test_a_request_gathers_text_times_and_cached_tokens() -> None:
     assert output.finished
     assert output.outputs[0].finished()
     assert output.metrics is not None
+    assert output.metrics.first_scheduled_time == 2.0
     assert (output.metrics.arrival_time, output.metrics.first_token_time, output.metrics.finished_time) == (
         1.0,
         3.0,

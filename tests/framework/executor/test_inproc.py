@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from tokenyard import LLM
 from tokenyard.config import AttentionConfig, EngineConfig, ModelConfig
 from tokenyard.errors import ConfigError, UnsupportedError
@@ -47,6 +48,15 @@ def test_before_initialize_and_after_shutdown_nothing_runs(executor: InProcessEx
     for other in (executor, InProcessExecutor(ExecutorContext())):
         with pytest.raises(RuntimeError, match="not running"):
             other.check_health()
+
+
+def test_the_configured_threads_are_those_of_torch(tiny_llama_dir: Path) -> None:
+    before = torch.get_num_threads()
+    try:
+        with LLM(tiny_llama_dir, overrides=["kv_cache.num_blocks=8", f"executor.num_threads={before + 2}"]):
+            assert torch.get_num_threads() == before + 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_the_engine_gives_its_memory_back(tiny_llama_dir: Path) -> None:

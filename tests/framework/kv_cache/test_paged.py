@@ -79,6 +79,43 @@ def test_k7_the_end_of_a_freed_request_is_evicted_before_its_start() -> None:
     assert start(manager, FakeRequest("c", [*range(32), *range(500, 510)])) == (32, [1, 2, 10])
 
 
+def test_k7_of_one_request_the_last_block_is_reused_first() -> None:
+    manager = PagedKVCacheManager(num_blocks=3, block_size=4)
+    request = FakeRequest("a", list(range(12)))
+    start(manager, request)
+    manager.free(request)
+    assert start(manager, FakeRequest("b", [900, 901]))[1] == [3]
+    assert manager.lookup(FakeRequest("c", list(range(12)))).tokens == 8
+
+
+def test_kv_02_recomputing_the_last_block_keeps_the_chain() -> None:
+    manager = PagedKVCacheManager(num_blocks=20, block_size=16)
+    hits = []
+    for length in (48, 48, 48, 64):
+        request = FakeRequest(f"r{len(hits)}", list(range(length)))
+        hits.append(start(manager, request)[0])
+        manager.free(request)
+    assert hits == [0, 32, 32, 48]
+
+
+def test_u6_lookahead_takes_blocks_for_tokens_that_may_come() -> None:
+    manager = PagedKVCacheManager(num_blocks=4, block_size=4)
+    request = FakeRequest("a", list(range(3)))
+    allocation = manager.allocate(request, 3, Hit(0), num_lookahead=2)
+    assert allocation is not None
+    assert (allocation.new_block_ids[0].tolist(), allocation.valid_until_tokens) == ([1, 2], 8)
+    assert manager.allocate(request, 15, num_lookahead=2) is None
+
+
+def test_what_was_remembered_of_a_waiting_request_goes_with_it() -> None:
+    manager = PagedKVCacheManager(num_blocks=8, block_size=4)
+    start(manager, FakeRequest("seed", list(range(9))))
+    waiting = FakeRequest("a", list(range(9)))
+    assert manager.lookup(waiting).tokens == 8
+    manager.free(waiting)
+    assert manager.lookup(FakeRequest("a", list(range(100, 109)))).tokens == 0
+
+
 def test_k8_a_reused_block_has_lost_its_hash() -> None:
     manager = PagedKVCacheManager(num_blocks=2, block_size=4)
     request = FakeRequest("a", list(range(8)))

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tokenyard import ExecutorDescriptor, KVCacheManagerDescriptor, PolicyDescriptor
-from tokenyard.catalogue import Catalogue, Entry, Provider
-from tokenyard.config import EngineConfig, KVCacheConfig, ModelConfig, PolicyConfig, SchedulerConfig
-from tokenyard.descriptors import Descriptor
+from tokenyard import ExecutorDescriptor, KVCacheManagerDescriptor, PolicyDescriptor, SchedulerDescriptor
+from tokenyard.catalogue import Catalogue
+from tokenyard.config import EngineConfig, KVCacheConfig, ModelConfig, NoOptions, PolicyConfig, SchedulerConfig
 from tokenyard.errors import CapacityError, ConfigError, PluginError
 from tokenyard.executor.inproc import InProcessExecutor
+from tokenyard.interfaces import PolicyContext, SchedulerContext, SchedulingPolicy
 from tokenyard.launch.assemble import build_engine
 from tokenyard.plugins import load_catalogue
+from tokenyard.scheduler import BatchScheduler
 
-
-def catalogue_with(*descriptors: Descriptor[object]) -> Catalogue:
-    provider = Provider(distribution="third-party", version="1", entry_point="third")
-    names = {(descriptor.kind, descriptor.name) for descriptor in descriptors}
-    own = [entry for entry in load_catalogue().entries() if (entry.kind, entry.name) not in names]
-    return Catalogue([*own, *(Entry(descriptor=descriptor, provider=provider) for descriptor in descriptors)])
+CatalogueWith = Callable[..., Catalogue]
 
 
 @pytest.fixture
@@ -42,34 +39,58 @@ class WatchedExecutor(InProcessExecutor):
         super().shutdown()
 
 
-def test_a_factory_that_raises_is_told_with_the_plugins_name_and_nothing_stays(config: EngineConfig) -> None:
+def test_a_factory_that_raises_is_told_with_the_plugins_name_and_nothing_stays(
+    config: EngineConfig, catalogue_with: CatalogueWith
+) -> None:
     def broken(options: object, context: object) -> object:
         raise ZeroDivisionError("bug")
 
     WatchedExecutor.running = 0
-    watched = ExecutorDescriptor(
+    watched: ExecutorDescriptor[NoOptions] = ExecutorDescriptor(
         name="inproc", api_version=(1, 1), factory=lambda options, context: WatchedExecutor(context)
     )
     manager = KVCacheManagerDescriptor(name="paged", api_version=(1, 1), factory=broken)  # type: ignore[arg-type]
     with pytest.raises(PluginError, match="kv_cache 'paged' failed to start: ZeroDivisionError: bug"):
-        build_engine(config, catalogue_with(watched, manager))  # type: ignore[list-item]
+        build_engine(config, catalogue_with(watched, manager))
     assert WatchedExecutor.running == 0
 
 
 def test_a_part_that_cannot_run_here_is_refused_with_its_reasons_before_the_model_is_loaded(
-    config: EngineConfig,
+    config: EngineConfig, catalogue_with: CatalogueWith
 ) -> None:
-    policy = PolicyDescriptor(
+    policy: PolicyDescriptor[NoOptions] = PolicyDescriptor(
         name="fcfs",
         api_version=(1, 1),
         factory=lambda options, context: pytest.fail("not built"),
         requires=lambda platform: ["no moon", "no sun"],
     )
-    watched = ExecutorDescriptor(
+    watched: ExecutorDescriptor[NoOptions] = ExecutorDescriptor(
         name="inproc", api_version=(1, 1), factory=lambda options, context: pytest.fail("not started")
     )
     with pytest.raises(PluginError, match="policy 'fcfs' cannot run here: no moon; no sun"):
-        build_engine(config, catalogue_with(policy, watched))  # type: ignore[list-item]
+        build_engine(config, catalogue_with(policy, watched))
+
+
+def test_a_policy_and_a_scheduler_are_told_the_seed_and_the_limits(
+    config: EngineConfig, catalogue_with: CatalogueWith
+) -> None:
+    policies: list[PolicyContext] = []
+    schedulers: list[SchedulerContext] = []
+
+    def make_policy(options: object, context: PolicyContext) -> SchedulingPolicy:
+        policies.append(context)
+        return SchedulingPolicy()
+
+    def make_scheduler(options: object, context: SchedulerContext) -> BatchScheduler:
+        schedulers.append(context)
+        return BatchScheduler(context)
+
+    policy = PolicyDescriptor(name="fcfs", api_version=(1, 1), factory=make_policy)
+    scheduler = SchedulerDescriptor(name="batch", api_version=(1, 1), factory=make_scheduler, takes_policy=True)
+    seeded = dataclasses.replace(config, seed=17, scheduler=_two_at_once(max_num_batched_tokens=99))
+    build_engine(seeded, catalogue_with(policy, scheduler)).core.shutdown()
+    assert policies == [PolicyContext(seed=17, max_num_seqs=2, max_num_batched_tokens=99)]
+    assert [(context.seed, context.config) for context in schedulers] == [(17, seeded.scheduler)]
 
 
 def test_a_pool_from_memory_must_hold_the_longest_request(config: EngineConfig) -> None:
@@ -100,5 +121,5 @@ def test_a_context_beyond_the_models_is_refused(config: EngineConfig) -> None:
         build_engine(long, load_catalogue())
 
 
-def _two_at_once() -> SchedulerConfig:
-    return SchedulerConfig(max_num_seqs=2, policy=PolicyConfig())
+def _two_at_once(*, max_num_batched_tokens: int = 2048) -> SchedulerConfig:
+    return SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=max_num_batched_tokens, policy=PolicyConfig())

@@ -324,12 +324,12 @@ def test_a_plain_llama_gives_no_reason() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"hidden_size": None}, "'hidden_size' must be a positive integer, got None"),
-        ({"num_hidden_layers": 0}, "'num_hidden_layers' must be a positive integer, got 0"),
-        ({"vocab_size": "96"}, "'vocab_size' must be a positive integer, got '96'"),
+        ({"hidden_size": None}, "'hidden_size' must be an integer from 1 to 2147483648, got None"),
+        ({"num_hidden_layers": 0}, "'num_hidden_layers' must be an integer from 1 to 10000, got 0"),
+        ({"vocab_size": "96"}, "'vocab_size' must be an integer from 1 to 2147483648, got '96'"),
         ({"num_key_value_heads": 3}, "num_attention_heads 4 is not a multiple of num_key_value_heads 3"),
         ({"head_dim": 7}, "head_dim 7 is odd"),
-        ({"rms_norm_eps": True}, "'rms_norm_eps' must be a positive number, got True"),
+        ({"rms_norm_eps": True}, "'rms_norm_eps' must be a positive number below 1e\\+30, got True"),
         ({"mlp_bias": 1}, "'mlp_bias' must be true or false, got 1"),
         ({"rope_scaling": {"full_attention": {"rope_type": "default"}}}, "per layer type"),
         ({"rope_scaling": [1]}, "rope parameters must be an object"),

@@ -246,6 +246,161 @@ def test_a_budget_below_the_context_needs_chunked_prefill() -> None:
         ScriptedEngine(max_num_batched_tokens=64, max_model_len=128, enable_chunked_prefill=False)
 
 
+def run_recorded(engine: ScriptedEngine) -> list[dict[str, list[str]]]:
+    """Run to the end; per step who entered new, resumed, and ran."""
+    steps = []
+    while engine.scheduler.has_requests():
+        output = engine.schedule()
+        assert output is not None
+        entered = {
+            "new": [start.request_id for start in output.new],
+            "resumed": [start.request_id for start in output.resumed],
+        }
+        steps.append({**entered, "ran": list(engine.scheduled(output))})
+        engine.update(output)
+    return steps
+
+
+def three_in_a_small_pool(policy: SchedulingPolicy | None = None) -> ScriptedEngine:
+    engine = ScriptedEngine(num_blocks=6, block_size=4, max_model_len=64, policy=policy)
+    for arrival, name in enumerate("abc"):
+        engine.add(name, 7, max_tokens=9, arrival=float(arrival), priority=5 - arrival)
+    return engine
+
+
+def test_the_last_admitted_is_preempted_first_and_not_taken_back_in_the_same_step() -> None:
+    engine = three_in_a_small_pool()
+    steps = run_recorded(engine)
+    lost = next(index for index, step in enumerate(steps) if index and "c" not in step["ran"])
+    assert steps[lost - 1]["ran"] == ["a", "b", "c"]
+    assert steps[lost]["ran"] == ["a", "b"]
+    assert steps[lost]["resumed"] == []
+    assert {name: len(tokens) for name, tokens in engine.tokens.items()} == {"a": 9, "b": 9, "c": 9}
+    engine.check_idle()
+
+
+def test_a_preempted_request_goes_before_everything_that_waits_whatever_its_key() -> None:
+    class Reversed(SchedulingPolicy):
+        def waiting_key(self, request: RequestView, view: SchedulerView) -> object:
+            return -request.arrival_time
+
+    engine = ScriptedEngine(num_blocks=4, block_size=4, max_model_len=64, policy=Reversed())
+    engine.add("late", 7, max_tokens=8, arrival=1.0)
+    engine.add("early", 7, max_tokens=8, arrival=0.0)
+    engine.step()
+    engine.add("latest", 7, max_tokens=1, arrival=2.0)
+    steps = run_recorded(engine)
+    order = [name for step in steps for name in step["new"] + step["resumed"]]
+    assert order == ["early", "latest"]
+    engine.check_idle()
+
+
+def test_every_chunk_of_a_long_prefill_is_capped() -> None:
+    engine = ScriptedEngine(long_prefill_token_threshold=100)
+    engine.add("a", 350, max_tokens=1)
+    counts = []
+    while engine.scheduler.has_requests():
+        engine.step()
+        counts.append(engine.scheduled()["a"])
+    assert counts == [100, 100, 100, 50]
+
+
+def test_kv_09_a_resumed_request_is_not_counted_again() -> None:
+    engine = ScriptedEngine(num_blocks=5, block_size=4, max_model_len=64, prefix_caching=True)
+    engine.add("a", 6, max_tokens=12, arrival=0.0)
+    engine.add("b", 6, max_tokens=12, arrival=1.0)
+    engine.run()
+    stats = engine.scheduler.stats()
+    assert stats.num_preemptions > 0
+    assert (stats.prefix_cache_queries, stats.num_prompt_tokens) == (12, 12)
+
+
+def test_requests_of_one_key_go_by_arrival_before_id() -> None:
+    engine = ScriptedEngine(max_num_seqs=1)
+    for name, arrival in (("a", 2.0), ("b", 1.0), ("c", 1.0)):
+        engine.add(name, 5, arrival=arrival, max_tokens=1)
+    engine.run()
+    assert list(engine.ended) == ["b", "c", "a"]
+
+
+def test_a_waiting_request_that_ends_leaves_nothing_in_the_cache_managers_memory() -> None:
+    engine = ScriptedEngine(prefix_caching=True, max_num_seqs=1)
+    prompt = list(range(10, 58))
+    engine.add("seed", prompt, max_tokens=1)
+    engine.run()
+    engine.add("runs", 20, max_tokens=4)
+    engine.step()
+    engine.add("waits", prompt, max_tokens=1, arrival=1.0)
+    engine.schedule()
+    engine.finish("waits", "runs")
+    engine.ended.clear()
+    engine.add("waits", [*range(500, 548)], max_tokens=1)
+    outputs = engine.step()
+    assert outputs is not None
+    assert [admitted.num_cached_tokens for admitted in outputs.admitted] == [0]
+
+
+@settings(max_examples=25, deadline=None)
+@given(lengths=st.lists(st.integers(1, 17), min_size=8, max_size=8))
+def test_sch_12_no_step_exceeds_its_budget_with_hits_of_awkward_length(lengths: list[int]) -> None:
+    engine = ScriptedEngine(max_num_batched_tokens=64, prefix_caching=True)
+    prefix = list(range(10, 106))
+    engine.add("seed", prefix, max_tokens=1)
+    engine.run()
+    for number, extra in enumerate(lengths):
+        engine.add(f"r{number}", prefix + [200 + number] * extra, max_tokens=5, arrival=float(number))
+    engine.run()  # ScriptedEngine checks the budget of every step
+    engine.check_idle()
+
+
+def test_a_policy_sees_what_each_step_did() -> None:
+    class Watching(SchedulingPolicy):
+        def __init__(self) -> None:
+            self.outcomes: list[tuple[str, int, int, bool, bool]] = []
+            self.preempted: list[tuple[str, int]] = []
+            self.seen: list[tuple[int, int, int]] = []
+
+        def on_step(self, outcomes, view):  # type: ignore[no-untyped-def]
+            self.outcomes += [(o.request.request_id, *o[1:]) for o in outcomes]
+            self.seen.append((view.num_running, len(view.running), sum(view.num_blocks(r) for r in view.running)))
+
+        def on_preempt(self, preemptions, view):  # type: ignore[no-untyped-def]
+            self.preempted += [(p.request.request_id, p.num_lost_tokens) for p in preemptions]
+
+    policy = Watching()
+    engine = ScriptedEngine(num_blocks=5, block_size=4, max_model_len=64, max_num_batched_tokens=8, policy=policy)
+    engine.add("a", 10, max_tokens=2)
+    engine.run()
+    assert policy.outcomes == [("a", 8, 0, False, False), ("a", 2, 1, True, False), ("a", 1, 1, False, True)]
+    assert policy.seen[0] == (1, 1, 3)
+    engine.add("b", 6, max_tokens=12, arrival=0.0)
+    engine.add("c", 6, max_tokens=12, arrival=1.0)
+    engine.run()
+    (preempted,) = policy.preempted
+    assert preempted[0] == "c"
+    assert preempted[1] >= 6
+    engine.check_idle()
+
+
+def test_a_priority_that_changes_nothing_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    engine = ScriptedEngine()
+    engine.add("a", 5, priority=3, max_tokens=1)
+    engine.add("b", 5, priority=4, max_tokens=1)
+    assert caplog.text.count("changes nothing") == 1
+    keyed = ScriptedEngine(policy=Urgent())
+    keyed.add("a", 5, priority=3, max_tokens=1)
+    assert caplog.text.count("changes nothing") == 1
+
+
+def test_a_method_named_almost_like_a_decision_point_is_refused() -> None:
+    class Misspelt(SchedulingPolicy):
+        def waitingkey(self, request: RequestView, view: SchedulerView) -> object:
+            return 0
+
+    with pytest.raises(PluginError, match="'waitingkey' that nobody calls; did you mean 'waiting_key'"):
+        ScriptedEngine(policy=Misspelt())
+
+
 class Urgent(SchedulingPolicy):
     """Orders by priority and records its events."""
 
@@ -309,7 +464,7 @@ def test_a_policy_that_raises_refuses_the_request_by_its_own_name(point: str) ->
         raise ZeroDivisionError("policy bug")
 
     engine = ScriptedEngine(policy=type("Buggy", (SchedulingPolicy,), {point: fail})())
-    with pytest.raises(PluginError, match="policy Buggy failed on request 'a': ZeroDivisionError: policy bug"):
+    with pytest.raises(PluginError, match=f"policy Buggy failed in {point}: ZeroDivisionError: policy bug"):
         engine.add("a", 5)
     assert not engine.scheduler.has_requests()
     assert engine.schedule() is None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from tokenyard.config import KVCacheConfig
 from tokenyard.errors import ConfigError
 from tokenyard.memory_size import parse_bytes
-from tokenyard.worker.device import available_kv_bytes, choose_device, choose_dtype, physical_cores, zeros
+from tokenyard.worker.device import available_kv_bytes, choose_device, choose_dtype, physical_cores, set_threads, zeros
 
 CPU = torch.device("cpu")
 
@@ -50,6 +52,31 @@ def test_a_gpu_that_is_not_there_is_refused() -> None:
     assert choose_device("auto") == CPU
     with pytest.raises(ConfigError, match=r"executor\.device=cuda"):
         choose_device("cuda")
+
+
+@pytest.fixture
+def num_threads() -> Iterator[int]:
+    """torch's threads, which are what they were when the test has ended."""
+    before = torch.get_num_threads()
+    yield before
+    torch.set_num_threads(before)
+
+
+def test_torch_gets_the_threads_that_are_asked_for(num_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for wanted in (num_threads + 1, num_threads):
+        assert set_threads(wanted) == wanted
+        assert torch.get_num_threads() == wanted
+
+
+def test_without_a_number_the_environment_decides_and_else_the_cores(
+    num_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.set_num_threads(physical_cores() + 1)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert set_threads(None) == torch.get_num_threads() == physical_cores() + 1  # torch has read the variable already
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert set_threads(None) == torch.get_num_threads() == physical_cores()
 
 
 def test_there_is_at_least_one_core() -> None:

@@ -56,6 +56,8 @@ def test_seeds_and_positions_give_other_draws() -> None:
         (SamplingParams(top_p=0.05), {3}),
         (SamplingParams(top_k=3, top_p=0.9), {3, 2, 1}),
         (SamplingParams(top_k=-1), {0, 1, 2, 3}),
+        # 0.6 of all tokens, but 0.71 of the two that top-k leaves: top-p comes second.
+        (SamplingParams(top_k=2, top_p=0.65), {3}),
     ],
 )
 def test_limits_keep_exactly_their_tokens(params: SamplingParams, allowed: set[int]) -> None:
