@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, Field, asdict, dataclass, fields
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from tokenyard.catalogue import Catalogue, Entry, Provider, format_api
@@ -190,9 +190,20 @@ def _how_chosen(row: PluginRow, selected_by: str | None) -> str:
 
 def _entry_notes(entry: Entry, platform: Platform) -> Iterator[str]:
     descriptor = entry.descriptor
+    if descriptor.summary:
+        yield descriptor.summary
+    if options := fields(descriptor.options_type):  # type: ignore[arg-type]
+        prefix = "scheduler.policy" if entry.kind == "policy" else entry.kind
+        yield "options: " + ", ".join(f"{prefix}.{option.name}{_default(option)}" for option in options)
     if isinstance(descriptor, AttentionBackendDescriptor):
         rank = descriptor.auto_rank
         yield "never taken by `attention=auto`" if rank is None else f"`attention=auto` tries it at rank {rank}"
     if platform.device_type not in descriptor.tested_on:
         tested = ", ".join(sorted(descriptor.tested_on)) or "nothing"
         yield f"never ran on a {platform.device_type} device: tested on {tested} only"
+
+
+def _default(option: Field[object]) -> str:
+    if option.default is not MISSING:
+        return f" = {option.default}"
+    return "" if option.default_factory is MISSING else f" = {option.default_factory()}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -104,7 +104,21 @@ def test_an_explanation_says_which_config_line_chooses_it() -> None:
 def test_an_explanation_of_what_is_active_says_so() -> None:
     (verdict,) = explain(one_of_each(), "fcfs", CPUOnly(), {("policy", "fcfs")}).verdicts
     assert verdict.can_be_chosen
-    assert verdict.notes == ("is chosen by `scheduler=fcfs`",)
+    assert verdict.notes == ("is chosen by `scheduler=fcfs`", "First come, first served.")
+
+
+def test_an_explanation_lists_the_options_with_their_defaults() -> None:
+    @dataclass(frozen=True)
+    class Options:
+        weight: float = 1.5
+        names: list[str] = field(default_factory=list)
+        needed: int = field(kw_only=True)
+
+    described = replace(policy("sjf"), options_type=Options)  # type: ignore[arg-type]
+    (verdict,) = explain(Catalogue([entry(described)]), "sjf", CPUOnly()).verdicts
+    assert (
+        "options: scheduler.policy.weight = 1.5, scheduler.policy.names = [], scheduler.policy.needed" in verdict.notes
+    )
 
 
 def test_an_explanation_says_that_code_never_ran_on_this_kind_of_device() -> None:
