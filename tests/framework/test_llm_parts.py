@@ -1,4 +1,4 @@
-"""LLM with parts that watch or steer it: observers, a policy that goes by priority, the token budget of each step."""
+"""LLM with parts that watch, steer or fail: observers, a policy that goes by priority, the budget of each step."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 from tokenyard import LLM, ObserverDescriptor, PolicyDescriptor, SamplingParams
 from tokenyard.catalogue import Catalogue
+from tokenyard.errors import EngineDeadError
 from tokenyard.interfaces import Observer, ObserverContext, RequestView, SchedulerView, SchedulingPolicy
 from tokenyard.launch.compose import load_engine_config
+from tokenyard.scheduler import BatchScheduler
+from tokenyard.worker.model_runner import ModelRunner
 
 if TYPE_CHECKING:
     from tokenyard.engine_outputs import EngineCoreOutputs
@@ -121,8 +124,9 @@ def test_sch_12_no_step_exceeds_its_token_budget_whatever_the_prefix_hits(
 ) -> None:
     """SCH-12: hits end at the edge of a block, the prompts 1 to 17 tokens later, and a decode of each runs beside."""
     budget = "scheduler.max_num_batched_tokens=64"
-    shared = [10 + index % 200 for index in range(160)]
-    prompts = [shared[: 16 * (index + 1) + num_past_edge] for index in range(8)]
+    shared = [10 + index % 200 for index in range(240)]
+    # The last one is longer than a step, so that a prefill that has begun shares the next one with decodes.
+    prompts = [shared[: 16 * num_blocks + num_past_edge] for num_blocks in (1, 2, 3, 4, 5, 6, 7, 13)]
     with start(budget, "kv_cache.num_blocks=128", "observers=[watch]") as llm:
         llm.generate([shared[:64]], GREEDY, use_tqdm=False)
         warm = llm.generate(prompts, GREEDY, use_tqdm=False)
@@ -130,9 +134,44 @@ def test_sch_12_no_step_exceeds_its_token_budget_whatever_the_prefix_hits(
     assert num_cached[:3] == [(len(prompt) - 1) // 16 * 16 for prompt in prompts[:3]]
     assert min(num_cached[3:]) == 64, "a later one may also hit what an earlier one has just computed"
     (watch,) = watches
-    assert max(watch.num_scheduled) == 64, "the budget is used up, and no more"
+    assert watch.num_scheduled[:5] == [64, 1, 1, 1, 64], "hits cost nothing, so the budget is used up"
+    assert max(watch.num_scheduled) == 64
     num_prompt = 64 + sum(len(prompt) for prompt in prompts)
     assert sum(watch.num_scheduled) == num_prompt - sum(num_cached) + 9 * (GREEDY.max_tokens or 0) - 9
     with start(budget, "kv_cache.num_blocks=128", "kv_cache.enable_prefix_caching=false") as llm:
         cold = llm.generate(prompts, GREEDY, use_tqdm=False)
     assert [output.outputs[0].token_ids for output in warm] == [output.outputs[0].token_ids for output in cold]
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "error"),
+    [
+        (ModelRunner, "execute", RuntimeError("device lost")),
+        (ModelRunner, "sample", RuntimeError("device lost")),
+        (BatchScheduler, "schedule", AssertionError("65 tokens in a step of 64")),
+        (BatchScheduler, "update_from_output", AssertionError("a block is missing")),
+    ],
+    ids=["execute", "sample", "schedule", "update"],
+)
+def test_sch_12_an_error_inside_a_step_ends_the_engine_and_raises(
+    tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch, owner: type, method: str, error: Exception
+) -> None:
+    """SCH-12, offline: the requests in flight get the error, and so does everybody who comes later."""
+    original, calls = getattr(owner, method), []
+
+    def fail_at_third_call(*arguments: object) -> object:
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise error
+        return original(*arguments)
+
+    monkeypatch.setattr(owner, method, fail_at_third_call)
+    cause = f"{type(error).__name__}: {error}"
+    with LLM(tiny_llama_dir, overrides=["kv_cache.num_blocks=16"]) as llm:
+        with pytest.raises(EngineDeadError, match=cause):
+            llm.generate(["hi", "he", "the"], GREEDY, use_tqdm=False)
+        assert not llm.engine.core.has_requests()
+        for later in (lambda: llm.generate("hi"), llm.engine.core.step, llm.reset_prefix_cache):
+            with pytest.raises(EngineDeadError, match=cause):
+                later()
+        assert len(calls) == 3
