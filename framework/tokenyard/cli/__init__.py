@@ -10,7 +10,7 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from types import ModuleType
 
 from tokenyard.cli.terminal import prepare_streams, say
@@ -23,14 +23,26 @@ _COMMANDS = {
     "config": "print the composed config, with where each value comes from",
     "doctor": "check this machine, the plugins and a model",
 }
+SPIN_COUNT = "2000"  # tens of microseconds: longer than a step's operators keep each other waiting on idle cores
 _PLANNED = ("serve", "bench", "simulate", "experiment", "calibrate", "report", "replay", "run-batch", "new-plugin")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the `tokenyard` program: runs a command and exits."""
     prepare_streams()
+    share_cores(os.environ)
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr)
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def share_cores(environment: MutableMapping[str, str]) -> None:
+    """Let torch's threads wait briefly for each other, and then give up their core; must precede `import torch`.
+
+    libgomp's own default is to spin for as long as it takes. With another process on one of two cores that made a
+    start 8 times and decoding 20 times as slow (docs/explanation/threads.md). What the user has set is kept.
+    """
+    if "OMP_WAIT_POLICY" not in environment:
+        environment.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
 
 def run(arguments: Sequence[str]) -> int:

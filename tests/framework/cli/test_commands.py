@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tokenyard import __version__
-from tokenyard.cli import run
+from tokenyard.cli import SPIN_COUNT, run, share_cores
 from tokenyard.cli.phases import Phases, process_age
 
 Install = Callable[..., None]
@@ -167,6 +167,17 @@ def test_doctor_says_which_decoder_a_model_takes(
     assert "no problem found" in shown
     assert run(["doctor", str(tmp_path / "nothing")]) == 2
     assert "nothing" in capsys.readouterr().out
+
+
+def test_the_command_line_lets_threads_sleep_unless_the_user_says_otherwise() -> None:
+    for given, expected in (
+        ({}, {"GOMP_SPINCOUNT": SPIN_COUNT}),
+        ({"GOMP_SPINCOUNT": "5"}, {"GOMP_SPINCOUNT": "5"}),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, {"OMP_WAIT_POLICY": "ACTIVE"}),
+    ):
+        environment = dict(given)
+        share_cores(environment)
+        assert environment == expected
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
