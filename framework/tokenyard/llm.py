@@ -189,23 +189,18 @@ class LLM:
         self, prompt: TokenizedPrompt, params: SamplingParams, on_text: Callable[[str], bool | None]
     ) -> RequestOutput:
         """Run one request; `on_text` gets each new piece of text, and may return False to end it there."""
+        shown = 0
+
+        def on_update(request_ids: Sequence[str], update: Update) -> None:
+            nonlocal shown
+            text = self._client.text(request_ids[0])
+            piece, shown = text[shown:], len(text)
+            if on_text(piece) is False:
+                self._client.abort(request_ids)
+
         with self._lock:
-            (request_id,) = self._client.submit([prompt], [params], [0])
-            shown = 0
-
-            def on_update(update: Update) -> None:
-                nonlocal shown
-                text = self._client.text(request_id)
-                piece, shown = text[shown:], len(text)
-                if on_text(piece) is False:
-                    self._client.abort([request_id])
-
-            try:
-                self._client.run(on_update)
-            except BaseException:
-                self._client.discard([request_id])
-                raise
-            return self._client.take(request_id)
+            (output,) = self._client.complete([prompt], [params], [0], on_update)
+        return output
 
     def tokenize_chat(
         self,
@@ -261,15 +256,8 @@ class LLM:
     ) -> list[RequestOutput]:
         params = self._params_for(sampling_params, len(prompts))
         priorities = _priorities_for(priority, len(prompts))
-        with self._lock:
-            request_ids = self._client.submit(prompts, params, priorities)
-            try:
-                with request_progress(len(prompts), shown=use_tqdm) as progress:
-                    self._client.run(progress)
-            except BaseException:
-                self._client.discard(request_ids)
-                raise
-            return [self._client.take(request_id) for request_id in request_ids]
+        with self._lock, request_progress(len(prompts), shown=use_tqdm) as progress:
+            return self._client.complete(prompts, params, priorities, lambda request_ids, update: progress(update))
 
     def _params_for(
         self, given: SamplingParams | Sequence[SamplingParams] | None, count: int
@@ -303,7 +291,7 @@ def _refuse_others(method: str, others: Mapping[str, object]) -> None:
     for name, value in others.items():
         if name not in _OTHERS:
             raise UserError(f"LLM.{method} has no argument '{name}'{did_you_mean(name, _OTHERS)}")
-        if value is not _OTHERS[name] and value != _OTHERS[name]:
+        if not (value is _OTHERS[name] or (isinstance(value, str | bool) and value == _OTHERS[name])):
             raise UnsupportedError(
                 f"LLM.{method}: {name}={value!r} is not available in this version; leave it out",
                 parameter=name,
@@ -337,7 +325,7 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 def _template_kwargs(given: Mapping[str, object] | None) -> dict[str, object]:
     if given is None:
         return {}
-    reserved = {"messages", "add_generation_prompt"}
+    reserved = {"messages", "add_generation_prompt", "self"}
     if not isinstance(given, Mapping) or not all(isinstance(name, str) and name not in reserved for name in given):
         raise ValidationError(
             f"chat_template_kwargs is a dict of names in the template, without {' and '.join(sorted(reserved))}; "

@@ -15,6 +15,7 @@ logger = logging.getLogger(__name__)
 _GREEDY_BELOW = 1e-5
 _MIN_TEMPERATURE = 0.01
 _MAX_TEMPERATURE = 2.0
+_MOST_SHOWN = 200  # characters of a value in a message
 
 _AVAILABLE = frozenset({"temperature", "top_p", "top_k", "seed", "max_tokens", "stop", "ignore_eos"})
 _EMPTY_IS_NONE = frozenset({"stop_token_ids", "bad_words", "logit_bias"})
@@ -103,20 +104,26 @@ class SamplingParams:
         return tuple(self.stop or ())
 
 
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
 def _invalid(parameter: str, value: object, allowed: str) -> ValidationError:
     return ValidationError(
-        f"{parameter}={value!r} is not valid: it must be {allowed}", parameter=parameter, value=value
+        f"{parameter}={_short(value)} is not valid: it must be {allowed}", parameter=parameter, value=value
     )
 
 
 def _refuse_unavailable(params: SamplingParams) -> None:
     for field in fields(params):
         value = getattr(params, field.name)
-        is_neutral = isinstance(value, bool) == isinstance(field.default, bool) and value == field.default
+        is_plain = value is None or isinstance(value, str | int | float | Enum)  # an array has no truth value
+        is_neutral = is_plain and isinstance(value, bool) == isinstance(field.default, bool) and value == field.default
         is_neutral |= field.name in _EMPTY_IS_NONE and isinstance(value, Sized) and not len(value)
         if field.name not in _AVAILABLE and not is_neutral:
             raise UnsupportedError(
-                f"SamplingParams: {field.name}={value!r} is not available in this version; "
+                f"SamplingParams: {field.name}={_short(value)} is not available in this version; "
                 f"leave it at {field.default!r}",
                 parameter=field.name,
                 value=value,
@@ -124,7 +131,7 @@ def _refuse_unavailable(params: SamplingParams) -> None:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value < math.inf
 
 
 def _is_int(value: object) -> bool:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenyard
 from omegaconf import OmegaConf
 from tokenyard import LLM, SamplingParams
-from tokenyard.engine.input_processor import Prompt
+from tokenyard.engine.input_processor import InputProcessor, Prompt
 from tokenyard.errors import (
     CapacityError,
     ConfigError,
@@ -22,6 +24,7 @@ from tokenyard.errors import (
     UserError,
     ValidationError,
 )
+from tokenyard.request import EngineCoreRequest
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 PROMPTS: list[Prompt] = [
@@ -301,6 +304,22 @@ def test_ctrl_c_ends_the_requests_and_keeps_the_engine(llm: LLM) -> None:
     assert not llm.engine.core.has_requests()
     assert free_blocks(llm) == (64, 64)
     assert tokens(llm, "hi") == before
+
+
+def test_ctrl_c_while_requests_are_queued_keeps_the_engine(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, count = InputProcessor.make_request, itertools.count()
+
+    def interrupted(self: InputProcessor, *arguments: Any) -> EngineCoreRequest:
+        if next(count) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return make(self, *arguments)
+
+    monkeypatch.setattr(InputProcessor, "make_request", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["hi"] * 6, GREEDY, use_tqdm=False)
+    assert not llm.engine.core.has_requests()
+    assert free_blocks(llm) == (64, 64)
+    assert len(tokens(llm, "hi")[0]) == 6
 
 
 def test_a_callback_that_raises_leaves_nothing_behind_and_one_that_says_no_ends_its_request(llm: LLM) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 from tokenyard import SamplingParams
 from tokenyard.errors import UnsupportedError, ValidationError
@@ -103,6 +104,19 @@ def test_empty_lists_ask_for_nothing_and_true_is_no_number() -> None:
     for name, value in (("n", True), ("detokenize", 1), ("allowed_token_ids", [])):
         with pytest.raises(UnsupportedError, match=name):
             SamplingParams(**{name: value})  # type: ignore[arg-type]
+
+
+def test_arrays_and_huge_values_are_refused_in_a_short_line() -> None:
+    for name, value in (
+        ("stop_token_ids", np.array([1, 2])),
+        ("n", np.array([1])),
+        ("stop_token_ids", list(range(9999))),
+    ):
+        with pytest.raises(UnsupportedError) as caught:
+            SamplingParams(**{name: value})  # type: ignore[arg-type]
+        assert len(str(caught.value)) < 400
+    with pytest.raises(ValidationError):
+        SamplingParams(temperature=10**400)
 
 
 def test_seed_minus_one_means_no_seed() -> None:

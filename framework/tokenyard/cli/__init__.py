@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import signal
 import sys
 from collections.abc import MutableMapping, Sequence
 from types import ModuleType
@@ -32,7 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     prepare_streams()
     share_cores(os.environ)
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr)
-    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+    code = run(sys.argv[1:] if arguments is None else arguments)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # another Ctrl-C would only tear the interpreter's end apart
+    sys.exit(code)
 
 
 def share_cores(environment: MutableMapping[str, str]) -> None:

@@ -95,9 +95,18 @@ def make_parser(command: str, usage: str, description: str, *, model_at: int | N
 def _is_override(word: str, *, is_own: bool) -> bool:
     """A command's own words come first: a prompt may well contain "=", unless one of our keys stands before it."""
     match = _OVERRIDE.match(word)
-    if match is None or Path(word).exists():  # the folder of a model may be named epoch=3
+    if match is None:
         return False
-    return match[2] in TOP_KEYS if is_own else True
+    if match[2] in TOP_KEYS:
+        return not is_own or not any(character.isspace() for character in word)
+    return not is_own and not _exists(word)  # the folder of a model may be named epoch=3
+
+
+def _exists(word: str) -> bool:
+    try:
+        return Path(word).exists()
+    except OSError:  # too long to be a path
+        return False
 
 
 def parse(parser: Parser, arguments: Sequence[str]) -> Given:
@@ -119,5 +128,7 @@ def parse(parser: Parser, arguments: Sequence[str]) -> Given:
         overrides.insert(0, Flagged(quote_override("model.name", words.pop(model_at)), "MODEL"))
     if model_at is not None and len(words) > model_at:
         raise UserError(f"unexpected argument '{words[model_at]}'; overrides are written key=value")
-    config_file = Path(flags.config_file) if flags.config_file else None
+    if flags.config_file == "":
+        raise UserError("--config needs a file; it was given an empty text")
+    config_file = Path(flags.config_file) if flags.config_file is not None else None
     return Given(flags=flags, words=words, overrides=[*flags_to_overrides(flags), *overrides], config_file=config_file)

@@ -46,6 +46,8 @@ def main(arguments: Sequence[str]) -> int:
 
     with LLM.from_parts(*config) as llm:
         params = sampling_params(given.flags, llm.get_default_sampling_params())
+        if given.flags.system is not None and not llm.get_tokenizer().has_chat_template:
+            raise UserError(f"model '{llm.model_config.model}' has no chat template, which --system needs")
         conversation = Conversation(llm, params, system=given.flags.system, raw=given.flags.raw)
         if sys.stdin.isatty():
             say(f"{llm.model_config.model}: {_HELP}")
@@ -101,16 +103,16 @@ class Conversation:
 
 
 def _lines() -> Iterator[str]:
-    prompt = "> " if sys.stdin.isatty() else ""
-    if prompt:
-        with contextlib.suppress(ImportError):  # not on every system
-            import readline  # noqa: F401 - line editing and history for input()
+    if not sys.stdin.isatty():
+        yield from (line.strip() for line in sys.stdin)
+        return
+    with contextlib.suppress(ImportError):  # not on every system
+        import readline  # noqa: F401 - line editing and history for input()
     while True:
         try:
-            yield input(prompt).strip()
+            yield input("> ").strip()
         except EOFError:
-            if prompt:
-                print()
+            print()
             return
         except KeyboardInterrupt:
             say("\n(Ctrl-D or /exit ends)")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class InprocClient:
-    """Requests are queued all or none; `run` drives the engine until all have ended."""
+    """`complete` is the whole of it; requests are queued all or none."""
 
     def __init__(self, *, engine: EngineCore, clock: Clock, inputs: InputProcessor, outputs: OutputProcessor) -> None:
         self._engine = engine
@@ -48,20 +48,42 @@ class InprocClient:
             raise
         return submitted
 
-    def run(self, on_update: Callable[[Update], None] | None = None) -> None:
-        """Drive until nothing is left; `on_update` is told each step's changes and may call `abort`."""
+    def complete(
+        self,
+        prompts: Sequence[TokenizedPrompt],
+        params: Sequence[SamplingParams],
+        priorities: Sequence[int],
+        on_update: Callable[[Sequence[str], Update], None],
+    ) -> list[RequestOutput]:
+        """Queue, run and take: the outputs in the order of the prompts.
 
+        `on_update` is told the request ids and each step's changes, and may call `abort`. Whatever it raises, and
+        Ctrl-C, ends the requests and leaves the engine as it was.
+        """
         with interrupts_between_steps() as check_interrupt:
-
-            def deliver(outputs: EngineCoreOutputs) -> None:
-                update = self._outputs.process(outputs, self._clock.now())
-                if update.stopped:
-                    self._engine.finish_requests(update.stopped, FinishReason.STOP)
-                if on_update is not None:
-                    on_update(update)
+            request_ids = self.submit(prompts, params, priorities)
+            try:
+                self._run(request_ids, on_update, check_interrupt)
                 check_interrupt()
+                return [self.take(request_id) for request_id in request_ids]
+            except BaseException:
+                self.discard(request_ids)
+                raise
 
-            drive(self._engine, self._clock, deliver)
+    def _run(
+        self,
+        request_ids: Sequence[str],
+        on_update: Callable[[Sequence[str], Update], None],
+        check_interrupt: Callable[[], None],
+    ) -> None:
+        def deliver(outputs: EngineCoreOutputs) -> None:
+            update = self._outputs.process(outputs, self._clock.now())
+            if update.stopped:
+                self._engine.finish_requests(update.stopped, FinishReason.STOP)
+            on_update(request_ids, update)
+            check_interrupt()
+
+        drive(self._engine, self._clock, deliver)
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """End requests; unknown and ended ones are ignored."""

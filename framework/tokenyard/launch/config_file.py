@@ -13,6 +13,8 @@ from tokenyard.launch.sources import parse_yaml
 if TYPE_CHECKING:
     from pathlib import Path
 
+_MOST_SHOWN = 200  # characters of what is wrong with a file, which may be any file
+
 
 def read_config_file(path: Path) -> list[Given]:
     """The overrides in a file.
@@ -40,7 +42,7 @@ def _load(path: Path) -> object:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config {path}: cannot be read: {error}") from error
     except ConfigError as error:
-        raise ConfigError(f"--config {path}: {error}") from error
+        raise ConfigError(f"--config {path}: {str(error)[:_MOST_SHOWN]}") from error
 
 
 def _as_text(item: object, path: Path) -> str:

@@ -89,11 +89,20 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 
 def llm_overrides(model: str | Path | None, arguments: Mapping[str, object]) -> list[Flagged]:
     """Overrides in an order in which a component is chosen before its options are set."""
+    for alias, name in _ALIASES.items():
+        if arguments.get(alias) is not None and arguments.get(name) is not None:
+            raise ConfigError(f"LLM: {alias} and {name} mean the same; give one of them")
     overrides = [] if model is None else [Flagged(quote_override("model.name", str(model)), "model=")]
     for name in sorted(arguments, key=lambda name: _ALIASES.get(name, name) not in _COMPONENTS):
         if (text := _override(name, arguments[name])) is not None:
             overrides.append(Flagged(text, f"{name}="))
     return overrides
+
+
+def _is_same(value: object, neutral: object) -> bool:
+    if value is not None and not isinstance(value, str | int | float | dict):
+        return False  # an array has no truth value
+    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
 
 
 def _override(name: str, value: object) -> str | None:
@@ -110,7 +119,7 @@ def _override(name: str, value: object) -> str | None:
     if name in _KEYS:
         return None if value is None else f"{_KEYS[name]}={format_value(value)}"
     if name in _NEUTRAL:
-        if any(value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in _NEUTRAL[name]):
+        if any(_is_same(value, neutral) for neutral in _NEUTRAL[name]):
             return None
         allowed = " or ".join(repr(allowed) for allowed in _NEUTRAL[name])
         raise ConfigError(f"LLM: {name}={value!r} is not available in this version; leave it out, or {allowed}")

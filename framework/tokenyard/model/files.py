@@ -83,9 +83,13 @@ def resolve_model(name: str, on_progress: Callable[[str], None] | None = None) -
     if name == DEFAULT_MODEL:
         return _from_folder(name, ensure_default_model(on_progress or _ignore))
     path = Path(name).expanduser() if name.startswith("~/") else Path(name)  # "~x" is a legal name of a folder
-    if name and path.is_dir():
+    try:
+        is_folder, is_file = bool(name) and path.is_dir(), bool(name) and path.is_file()
+    except OSError as error:  # such as a name that is too long: a prompt in the model's place
+        raise ModelLoadError(f"'{name[:60]}...' is no path of a model ({error.strerror}); is it the prompt?") from error
+    if is_folder:
         return _from_folder(name, path)
-    if name and path.is_file():
+    if is_file:
         return _from_file(name, path)
     raise _not_found(name, path)
 

@@ -98,13 +98,14 @@ class BatchScheduler(Scheduler):
             )
         record = Request(request, self._limits.total_length(request))
         self._warn_of_priority(request)
-        self._requests[request.request_id] = record
         try:
+            self._requests[request.request_id] = record
             if "on_arrival" in self._calls:
                 self._ask("on_arrival", [record])
             self._waiting.push(record, self._ask("waiting_key", record))
         except BaseException:
-            del self._requests[request.request_id]
+            self._requests.pop(request.request_id, None)
+            self._waiting.remove(request.request_id)
             raise
 
     def finish_requests(self, request_ids: Sequence[str], reason: FinishReason) -> Sequence[str]:

@@ -63,6 +63,19 @@ def test_a_prompt_may_contain_anything_and_come_from_stdin(
     assert given["prompt_token_ids"] == read["prompt_token_ids"]
 
 
+def test_what_looks_like_an_override_is_a_prompt_a_path_or_an_override(
+    capsys: pytest.CaptureFixture[str], tiny_llama_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "seed=9").mkdir()
+    (tmp_path / "epoch=3").symlink_to(tiny_llama_dir)
+    flags = ["--raw", "--json", "--max-tokens", "1", "--ignore-eos"]
+    for words in (["x=" + "a" * 100, "epoch=3"], ["seed=4 is h", "epoch=3", "seed=9"], ["seed=9", "hi", "epoch=3"]):
+        answer = json.loads(output_of(capsys, "generate", *words, *flags)[0])
+        assert answer["model"] == "epoch=3"
+    assert json.loads(output_of(capsys, "config", "--json", "seed=9")[0])["seed"]["value"] == 9
+
+
 def test_flags_words_and_overrides_may_be_mixed(capsys: pytest.CaptureFixture[str], tiny_llama_dir: Path) -> None:
     out, _ = output_of(
         capsys,

@@ -56,6 +56,8 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--max-tokens", "0"], ["max_tokens", "at least 1"]),
         (["--max-tokens", "many"], ["--max-tokens", "many"]),
         (["one", "two"], ["two"]),
+        (["x" * 300], ["is no path of a model", "is it the prompt?"]),
+        (["--config", ""], ["--config needs a file"]),
         (["observers=[nope]"], ["nope"]),
         (["plugins.allow=[nope]"], ["plugins.allow", "nope"]),
         (["plugins.disabled=[fcfs]"], ["fcfs", "disabled"]),
