@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 from tokenyard.engine.client import InprocClient
 from tokenyard.engine.input_processor import InputProcessor, Prompt, TokenizedPrompt
 from tokenyard.engine.output_processor import OutputProcessor, Update
-from tokenyard.errors import UnsupportedError, UserError, ValidationError, did_you_mean
+from tokenyard.errors import UserError, ValidationError
 from tokenyard.launch.assemble import RunningEngine, build_engine
 from tokenyard.launch.compose import load_engine_config, load_engine_config_from
-from tokenyard.launch.llm_arguments import llm_overrides
+from tokenyard.launch.llm_arguments import llm_overrides, refuse_call_arguments
 from tokenyard.metrics import Metric, metrics_of
 from tokenyard.model.tokenizer import load_tokenizer
 from tokenyard.progress import request_progress
@@ -130,7 +130,7 @@ class LLM:
         one per prompt; None takes the model's own defaults. Everything is checked before anything is queued. A lower
         `priority` is more urgent; it is handed to the scheduling policy, and fcfs does not look at it.
         """
-        _refuse_others("generate", others)
+        refuse_call_arguments("generate", others)
         tokenized = [self._inputs.tokenize(prompt) for prompt in _as_prompts(prompts)]
         return self._run(tokenized, sampling_params, use_tqdm=use_tqdm, priority=priority)
 
@@ -148,7 +148,7 @@ class LLM:
 
         A conversation is a list of `{"role": ..., "content": ...}`.
         """
-        _refuse_others("chat", others)
+        refuse_call_arguments("chat", others)
         tokenized = [
             self.tokenize_chat(conversation, add_generation_prompt, chat_template_kwargs)
             for conversation in _as_conversations(messages)
@@ -273,30 +273,6 @@ class LLM:
                 value=given,
             )
         return _one_each("sampling_params", given, count)
-
-
-_OTHERS: Mapping[str, object] = {
-    "lora_request": None,
-    "tokenization_kwargs": None,
-    "mm_processor_kwargs": None,
-    "chat_template": None,
-    "chat_template_content_format": "auto",
-    "continue_final_message": False,
-    "tools": None,
-}
-
-
-def _refuse_others(method: str, others: Mapping[str, object]) -> None:
-    """vLLM's other arguments are taken at the value that asks for nothing."""
-    for name, value in others.items():
-        if name not in _OTHERS:
-            raise UserError(f"LLM.{method} has no argument '{name}'{did_you_mean(name, _OTHERS)}")
-        if not (value is _OTHERS[name] or (isinstance(value, str | bool) and value == _OTHERS[name])):
-            raise UnsupportedError(
-                f"LLM.{method}: {name}={value!r} is not available in this version; leave it out",
-                parameter=name,
-                value=value,
-            )
 
 
 def _as_overrides(overrides: str | Sequence[str] | None) -> Sequence[str]:

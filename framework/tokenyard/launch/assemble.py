@@ -17,7 +17,7 @@ from tokenyard.descriptors import (
     PolicyDescriptor,
     SchedulerDescriptor,
 )
-from tokenyard.errors import CapacityError, ConfigError, PluginError, TokenyardError
+from tokenyard.errors import CapacityError, ConfigError, PluginError
 from tokenyard.interfaces.engine_core import EngineCore, EngineCoreContext
 from tokenyard.interfaces.executor import Executor, ExecutorContext, KVCachePlan, WorkerReport
 from tokenyard.interfaces.kv_cache import KVCacheManager, KVCacheManagerContext
@@ -25,6 +25,7 @@ from tokenyard.interfaces.observer import Observer, ObserverContext
 from tokenyard.interfaces.policy import PolicyContext, SchedulingPolicy
 from tokenyard.interfaces.scheduler import Scheduler, SchedulerContext
 from tokenyard.model.files import resolve_model
+from tokenyard.parts import make_part
 from tokenyard.platform import Platform
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DescriptorT = TypeVar("DescriptorT", bound=Descriptor[object])
-PartT = TypeVar("PartT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ def build_engine(
     max_model_len = _max_model_len(config, files)
     clock = clock or MonotonicClock()
     policy = _policy(config, catalogue)  # before the model is loaded: a mistake in it should not cost that time
-    executor = _make(
+    executor = make_part(
         chosen(catalogue, "executor", config.executor.name, ExecutorDescriptor),
         Executor,
         lambda part: part.factory(config.executor.options, ExecutorContext(on_progress=on_progress)),
@@ -90,24 +90,6 @@ def chosen(catalogue: Catalogue, kind: str, name: str, expected: type[Descriptor
     if reasons := entry.unavailable_reasons(Platform()):
         raise PluginError(f"{kind} '{name}' cannot run here: {'; '.join(reasons)}")
     return entry.descriptor
-
-
-def _make(descriptor: DescriptorT, expected: type[PartT], build: Callable[[DescriptorT], PartT]) -> PartT:
-    """Call a plugin's factory; what it raises, or makes instead of the part, is told with the plugin's name."""
-    try:
-        part = build(descriptor)
-    except TokenyardError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise PluginError(
-            f"{descriptor.kind} '{descriptor.name}' failed to start: {type(error).__name__}: {error}"
-        ) from error
-    if not isinstance(part, expected):
-        raise PluginError(
-            f"{descriptor.kind} '{descriptor.name}' is broken: its factory made a {type(part).__name__}, "
-            f"not a {expected.__name__}"
-        )
-    return part
 
 
 def _max_model_len(config: EngineConfig, files: ModelFiles) -> int:
@@ -161,7 +143,7 @@ def _policy(config: EngineConfig, catalogue: Catalogue) -> SchedulingPolicy | No
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
     )
-    return _make(
+    return make_part(
         chosen(catalogue, "policy", policy.name, PolicyDescriptor),
         SchedulingPolicy,
         lambda part: part.factory(policy.options, context),
@@ -179,7 +161,7 @@ def _scheduler(
 ) -> Scheduler:
     windows = tuple(group.sliding_window for group in report.kv_cache_groups)
     kv_context = KVCacheManagerContext(config=config.kv_cache, num_blocks=num_blocks, group_windows=windows)
-    kv_cache_manager = _make(
+    kv_cache_manager = make_part(
         chosen(catalogue, "kv_cache", config.kv_cache.name, KVCacheManagerDescriptor),
         KVCacheManager,
         lambda part: part.factory(config.kv_cache.options, kv_context),
@@ -195,7 +177,7 @@ def _scheduler(
         prefix_caching=config.kv_cache.enable_prefix_caching,
         seed=config.seed,
     )
-    return _make(
+    return make_part(
         chosen(catalogue, "scheduler", config.scheduler.name, SchedulerDescriptor),
         Scheduler,
         lambda part: part.factory(config.scheduler.options, context),
@@ -208,7 +190,7 @@ def _engine_core(
     context = EngineCoreContext(
         scheduler=scheduler, executor=executor, clock=clock, observers=_observers(config, catalogue)
     )
-    return _make(
+    return make_part(
         chosen(catalogue, "engine", config.engine.name, EngineCoreDescriptor),
         EngineCore,
         lambda part: part.factory(config.engine.options, context),
@@ -222,4 +204,4 @@ def _observers(config: EngineConfig, catalogue: Catalogue) -> list[Observer]:
 
 def _observer(row: ObserverConfig, catalogue: Catalogue, context: ObserverContext) -> Observer:
     descriptor = chosen(catalogue, "observer", row.name, ObserverDescriptor)
-    return _make(descriptor, Observer, lambda part: part.factory(row.options, context))
+    return make_part(descriptor, Observer, lambda part: part.factory(row.options, context))

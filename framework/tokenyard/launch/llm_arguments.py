@@ -1,10 +1,10 @@
-"""Keyword arguments of `LLM(...)` as overrides: our groups, and the vLLM names that have a key of ours."""
+"""Keyword arguments of `LLM(...)` as overrides, and vLLM's arguments that are taken only at their neutral value."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tokenyard.errors import ConfigError, did_you_mean
+from tokenyard.errors import ConfigError, UnsupportedError, UserError, did_you_mean
 from tokenyard.launch.flags import Flagged
 from tokenyard.launch.overrides import format_value, quote_override
 
@@ -85,6 +85,31 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "speculative_config": (None,),
     "enable_lora": (False,),
 }
+
+
+_CALL_NEUTRAL: Mapping[str, object] = {
+    # the same for the arguments of generate and chat
+    "lora_request": None,
+    "tokenization_kwargs": None,
+    "mm_processor_kwargs": None,
+    "chat_template": None,
+    "chat_template_content_format": "auto",
+    "continue_final_message": False,
+    "tools": None,
+}
+
+
+def refuse_call_arguments(method: str, arguments: Mapping[str, object]) -> None:
+    """vLLM's other arguments of `generate` and `chat` are taken at the value that asks for nothing."""
+    for name, value in arguments.items():
+        if name not in _CALL_NEUTRAL:
+            raise UserError(f"LLM.{method} has no argument '{name}'{did_you_mean(name, _CALL_NEUTRAL)}")
+        if not _is_same(value, _CALL_NEUTRAL[name]):
+            raise UnsupportedError(
+                f"LLM.{method}: {name}={value!r} is not available in this version; leave it out",
+                parameter=name,
+                value=value,
+            )
 
 
 def llm_overrides(model: str | Path | None, arguments: Mapping[str, object]) -> list[Flagged]:

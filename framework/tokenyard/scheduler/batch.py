@@ -178,13 +178,11 @@ class BatchScheduler(Scheduler):
         wanted = self._table.num_tokens[slots] - self._table.num_computed[slots]
         is_decode = wanted == 1
         decodes = slots[is_decode]
-        counts = np.ones(len(decodes), dtype=np.int32)
         # Few rows lack blocks in a step: those at a block boundary.
         lacking = self._table.num_computed[decodes] + 1 > self._table.valid_until[decodes]
         if lacking.any():
             decodes = self._grow_tables(decodes, lacking)
-            counts = counts[: len(decodes)]
-        self._steps.add_running(decodes, counts)
+        self._steps.add_running(decodes, np.ones(len(decodes), dtype=np.int32))
         left = budget - len(decodes)
         for slot in slots[wanted > 1].tolist():
             request = self._table.requests[slot]

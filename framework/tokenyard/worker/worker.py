@@ -12,6 +12,7 @@ from tokenyard.interfaces.attention import AttentionBackend, AttentionBackendCon
 from tokenyard.interfaces.executor import KVCacheGroupSpec, KVCachePlan, WorkerReport
 from tokenyard.model.files import resolve_model
 from tokenyard.model.loader import load_model
+from tokenyard.parts import make_part
 from tokenyard.platform import Platform
 from tokenyard.plugins import load_catalogue
 from tokenyard.worker.attention_choice import choose_attention
@@ -54,9 +55,9 @@ class Worker:
         # Each process that needs plugins loads them for itself; within one process that happens once.
         catalogue = load_catalogue(self._config.plugins)
         choice = choose_attention(catalogue, self._config.attention.name, self._spec, Platform())
-        self._backend = choice.descriptor.factory(
-            self._config.attention.options,
-            AttentionBackendContext(spec=self._spec, device=self._device, num_threads=self._num_threads),
+        context = AttentionBackendContext(spec=self._spec, device=self._device, num_threads=self._num_threads)
+        self._backend = make_part(
+            choice.descriptor, AttentionBackend, lambda part: part.factory(self._config.attention.options, context)
         )
         shape = self._model.shape
         values_per_token = shape.num_kv_heads * (shape.head_dim + shape.v_head_dim) * len(shape.layers)

@@ -123,3 +123,16 @@ def test_a_context_beyond_the_models_is_refused(config: EngineConfig) -> None:
 
 def _two_at_once(*, max_num_batched_tokens: int = 2048) -> SchedulerConfig:
     return SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=max_num_batched_tokens, policy=PolicyConfig())
+
+
+def test_an_attention_factory_that_fails_is_told_with_its_name(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tokenyard_backends.torch_native.backend import TorchNativeBackend
+
+    def fail(self: TorchNativeBackend, context: object) -> None:
+        raise ZeroDivisionError("bug")
+
+    monkeypatch.setattr(TorchNativeBackend, "__init__", fail)
+    with pytest.raises(PluginError, match="attention 'torch_native' failed to start: ZeroDivisionError: bug"):
+        build_engine(config, load_catalogue())
