@@ -25,7 +25,7 @@ class ModelConfig:
 
     name: str = "smollm2-135m"  # the default model's name, a folder, or a .gguf file
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto = the checkpoint's own
-    max_model_len: int | None = None  # prompt + output tokens; None = the model's own limit
+    max_model_len: int | None = None  # prompt + output tokens; None = the model's own limit, -1 = what the memory holds
     seed: int | None = None  # of unseeded sampling; None = the top-level seed
     quantization: None = None  # none is available yet
 
@@ -61,6 +61,7 @@ class KVCacheConfig:
     memory: str | int | None = None  # bytes, or text such as "512MiB"; None: CPU a quarter of free RAM, at most 4 GiB
     gpu_memory_utilization: float = 0.92  # share of a GPU's memory for weights, activations and K/V
     enable_prefix_caching: bool = True  # share the K/V of equal beginnings
+    eviction: Literal["lru", "fifo"] = "lru"  # which cached block goes first: least recently used, or oldest content
     options: object = NO_OPTIONS
 
 
@@ -89,6 +90,7 @@ class LoopConfig:
 
     name: str = "sync"
     process: Literal["in"] = "in"  # an engine in its own process is not available yet
+    log_stats: bool = True  # a step's outputs carry the scheduler's counters and gauges
     options: object = NO_OPTIONS
 
 

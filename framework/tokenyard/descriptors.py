@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tokenyard.interfaces.scheduler import Scheduler, SchedulerContext
     from tokenyard.platform import Platform
 
-PLUGIN_API: tuple[int, int] = (1, 1)
+PLUGIN_API: tuple[int, int] = (1, 2)
 """(major, minor) of the plugin contract: another major is refused, an older minor loads."""
 
 OptionsT = TypeVar("OptionsT")
@@ -49,10 +49,11 @@ class Descriptor(Generic[OptionsT]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCoreDescriptor(Descriptor[OptionsT]):
-    """An engine loop, chosen by `engine=NAME`."""
+    """An engine loop, chosen by `engine=NAME`; `steps_in_flight` (API 1.2) is the most it has at once."""
 
     kind = "engine"
     factory: Callable[[OptionsT, EngineCoreContext], EngineCore]
+    steps_in_flight: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

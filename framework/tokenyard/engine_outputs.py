@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tokenyard.arrays import IntArray
+    from tokenyard.kv_events import KVEvent
     from tokenyard.request import FinishReason
     from tokenyard.runner_output import Logprobs, PromptLogprobs
 
@@ -19,8 +20,9 @@ class FinishedRequest:
 
     request_id: str
     reason: FinishReason
-    stop_reason: int | str | None = None  # the stop token id; None for EOS
+    stop_reason: int | str | None = None  # the stop token id, None for EOS; "deadline" for an abort by deadline
     error: str | None = None  # for FinishReason.ERROR: what went wrong, for the user
+    client_id: str | None = None  # whose request it was
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +32,7 @@ class AdmittedRequest:
     request_id: str
     num_cached_tokens: int  # prompt tokens whose prefill the prefix cache saved
     scheduled_at: float  # engine-clock seconds: when its first step began
+    client_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +49,10 @@ class SchedulerStats:
     prefix_cache_hits: int  # those of them that were not computed again
     num_free_blocks: int
     num_total_blocks: int
+    num_skipped: int = 0  # of the waiting: set aside in the last step because the policy deferred them
+    preempted_prefix_cache_queries: int = 0  # known tokens of requests resumed after a preemption
+    preempted_prefix_cache_hits: int = 0  # those of them that the prefix cache had kept
+    wait_reason: str | None = None  # a WaitReason: why the first request in line waits
 
     @property
     def kv_cache_usage(self) -> float:
@@ -66,5 +73,6 @@ class EngineCoreOutputs:
     prompt_logprobs: Sequence[PromptLogprobs] = ()
     pooled: Mapping[str, object] = field(default_factory=dict)  # request id -> pooled hidden state
     finished_kv_transfers: Sequence[str] = ()
-    stats: SchedulerStats | None = None
+    stats: SchedulerStats | None = None  # None with engine.log_stats=false
+    kv_events: Sequence[KVEvent] = ()  # only when an observer wants them
     did_run: bool = True  # False: nothing could be scheduled, so the driver waits instead of stepping again at once

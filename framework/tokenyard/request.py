@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from tokenyard.arrays import IntArray
+    from tokenyard.interfaces.kv_cache import ExtraKey
     from tokenyard.sampling_params import SamplingParams
 
 
@@ -58,4 +59,5 @@ class EngineCoreRequest:
     skip_prefix_cache: bool = False  # compute every prompt token, as prompt logprobs need; the cache is still filled
     cache_salt: str | None = None  # tenants with different salts never share prefix-cache blocks
     lora_name: str | None = None
+    extra_keys: tuple[ExtraKey, ...] = ()  # content that token ids do not tell, in order of position
     metadata: Mapping[str, object] = field(default_factory=dict)  # typed by the active policy's schema

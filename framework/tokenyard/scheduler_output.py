@@ -1,7 +1,8 @@
 """SchedulerOutput: what one engine step asks an executor to run.
 
-It is a self-contained columnar delta: arrays are copies, nothing in it changes later, and it names only what the
-worker does not know yet. It carries no input token that is still in flight: the worker keeps the tokens it sampled.
+It is a self-contained columnar delta: nothing in it changes later (an array that several steps share is read-only), and
+it names only what the worker does not know yet. It carries no input token that is still in flight: the worker keeps the
+tokens it sampled.
 
 A *slot* is a row of the worker's persistent batch, named by (index, generation): the generation grows each time the
 index is given to another request, so that a late message about an earlier owner is recognised.
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from tokenyard.arrays import BoolArray, IntArray
+    from tokenyard.arrays import BoolArray, IntArray, LongArray
     from tokenyard.request import PoolingParams
     from tokenyard.sampling_params import SamplingParams
 
@@ -39,6 +40,7 @@ class RequestStart:
     block_ids: tuple[IntArray, ...]  # a block table per KV group: [num_blocks]
     params: SamplingParams | PoolingParams
     lora_name: str | None = None
+    stop_token_ids: tuple[int, ...] = ()  # not to be sampled before params.min_tokens
 
 
 class BlockTableUpdate(NamedTuple):
@@ -66,7 +68,7 @@ class SchedulerOutput:
     scheduled_at: float = 0.0  # engine-clock seconds
     new: Sequence[RequestStart] = ()
     resumed: Sequence[RequestStart] = ()
-    slots: IntArray  # [R] slot indices
+    slots: LongArray  # [R] slot indices
     generations: IntArray  # [R]
     num_computed_tokens: IntArray  # [R] before the step; counts tokens of steps still in flight
     num_scheduled_tokens: IntArray  # [R] >= 1

@@ -8,7 +8,7 @@ from tokenyard.interfaces.attention import (
     AttentionSpec,
     KVCacheLayout,
 )
-from tokenyard.interfaces.engine_core import EngineCore, EngineCoreContext
+from tokenyard.interfaces.engine_core import EngineCore, EngineCoreContext, PauseMode
 from tokenyard.interfaces.executor import (
     Executor,
     ExecutorContext,
@@ -20,7 +20,9 @@ from tokenyard.interfaces.executor import (
 )
 from tokenyard.interfaces.kv_cache import (
     Allocation,
+    ExtraKey,
     Hit,
+    KVCacheInspection,
     KVCacheManager,
     KVCacheManagerContext,
     KVCacheUsage,
@@ -37,7 +39,14 @@ from tokenyard.interfaces.policy import (
     SchedulingPolicy,
     StepOutcome,
 )
-from tokenyard.interfaces.scheduler import Scheduler, SchedulerContext
+from tokenyard.interfaces.scheduler import (
+    RequestSnapshot,
+    RequestStatus,
+    Scheduler,
+    SchedulerContext,
+    SchedulerSnapshot,
+    WaitReason,
+)
 
 __all__ = [
     "AdmitDecision",
@@ -51,9 +60,11 @@ __all__ = [
     "EngineCoreContext",
     "Executor",
     "ExecutorContext",
+    "ExtraKey",
     "GrammarOutput",
     "Hit",
     "KVCacheGroupSpec",
+    "KVCacheInspection",
     "KVCacheLayout",
     "KVCacheManager",
     "KVCacheManagerContext",
@@ -62,15 +73,20 @@ __all__ = [
     "KVRequest",
     "Observer",
     "ObserverContext",
+    "PauseMode",
     "PolicyContext",
     "PreemptMode",
     "Preemption",
+    "RequestSnapshot",
+    "RequestStatus",
     "RequestView",
     "Scheduler",
     "SchedulerContext",
+    "SchedulerSnapshot",
     "SchedulerView",
     "SchedulingPolicy",
     "StepFuture",
     "StepOutcome",
+    "WaitReason",
     "WorkerReport",
 ]

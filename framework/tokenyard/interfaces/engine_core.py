@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,6 +16,14 @@ if TYPE_CHECKING:
     from tokenyard.interfaces.observer import Observer
     from tokenyard.interfaces.scheduler import Scheduler
     from tokenyard.request import EngineCoreRequest, FinishReason
+
+
+class PauseMode(str, Enum):
+    """What a pause does with the requests that are there (since API 1.2)."""
+
+    KEEP = "keep"  # nothing runs any more; everything goes on at `resume`
+    WAIT = "wait"  # requests that have started run to their end; those that have not, and new ones, wait
+    ABORT = "abort"  # requests that are there end with `abort`; new ones wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +64,12 @@ class EngineCore(ABC):
         """When to step again although nothing happened; None = when something arrives."""
 
     @abstractmethod
-    def pause(self) -> None:
-        """Run no further step until `resume`; requests may still be added and ended."""
+    def pause(self, mode: PauseMode = PauseMode.KEEP) -> Sequence[str]:
+        """Start no further request until `resume`; requests may still be added and ended.
+
+        Returns the ids that it ended: those of every request that was there under `ABORT`, else none. Steps in flight
+        are still taken in by `step`. A second pause replaces the first one's mode.
+        """
 
     @abstractmethod
     def resume(self) -> None:
@@ -73,3 +86,10 @@ class EngineCore(ABC):
     @abstractmethod
     def shutdown(self) -> None:
         """Stop the executor; a second call does nothing."""
+
+    # Since API 1.2; a loop for an older one has the default
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether `pause` holds requests back."""
+        return False

@@ -17,7 +17,11 @@ ResultT_co = TypeVar("ResultT_co", covariant=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCacheGroupSpec:
-    """Layers whose K/V share one block table."""
+    """Layers whose K/V share one block table.
+
+    The groups share one pool of block ids and one allocation: layer i of every group lies in the same tensor, and a
+    block id is used by one group at a time. So a block costs what it costs in the largest group.
+    """
 
     num_layers: int
     bytes_per_token: int  # K and V of all the group's layers on one rank
@@ -44,6 +48,7 @@ class KVCachePlan:
 
     num_blocks: int
     block_size: int
+    max_model_len: int | None = None  # prompt + output tokens of one request; None = the config's (since API 1.2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +75,9 @@ class ExecutorContext:
     """What an executor's factory is given, in the engine process. Worker processes load plugins for themselves."""
 
     on_progress: Callable[[str], None] | None = None  # told the phase a long start is in, for people
+    # How many steps the engine loop has in flight. Above 1, `execute_model` and `sample_tokens` return at once, and
+    # their futures do the waiting (since API 1.2).
+    steps_in_flight: int = 1
 
 
 class Executor(ABC):

@@ -6,11 +6,25 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from tokenyard.errors import UnsupportedError
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from tokenyard.arrays import IntArray
     from tokenyard.config import KVCacheConfig
+    from tokenyard.kv_events import KVEvent
+
+
+class ExtraKey(NamedTuple):
+    """Content at prompt positions start .. end that its token ids do not tell, such as an image (since API 1.2).
+
+    Blocks that overlap the range are shared only between requests that have an equal key at the same range.
+    """
+
+    key: str  # a digest of the content
+    start: int
+    end: int
 
 
 class KVRequest(Protocol):
@@ -36,6 +50,10 @@ class KVRequest(Protocol):
     @property
     def skip_prefix_cache(self) -> bool:
         """True when the request must compute every prompt token itself (it may still fill the cache)."""
+
+    @property
+    def extra_keys(self) -> Sequence[ExtraKey]:
+        """In order of `start` (since API 1.2)."""
 
 
 class Hit(NamedTuple):
@@ -66,6 +84,15 @@ class KVCacheManagerContext:
     config: KVCacheConfig
     num_blocks: int
     group_windows: Sequence[int | None] = (None,)  # per KV group: its sliding window in tokens, or None
+    records_events: bool = False  # whether somebody wants `take_events` (since API 1.2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVCacheInspection:
+    """A manager's state for tests and reports."""
+
+    ref_counts: Mapping[int, int]  # of every usable block id
+    cached_hashes: frozenset[bytes]  # keys under which a block can be found
 
 
 class KVCacheManager(ABC):
@@ -73,6 +100,11 @@ class KVCacheManager(ABC):
 
     At any moment each block is free or referenced by exactly as many block tables as its reference count says, and
     every request's tables cover its computed tokens. No method raises because blocks are short.
+
+    Every KV group has a block table of its own; all groups draw from one pool of block ids, and one id holds the K/V of
+    one group's layers. Layers of a group with a sliding window of W tokens read only the last W positions, the query's
+    own included: blocks that no later query can reach may be freed in `commit`, and their table entries become block 0,
+    which is never handed out.
     """
 
     @abstractmethod
@@ -113,3 +145,17 @@ class KVCacheManager(ABC):
     @abstractmethod
     def capacity_tokens(self) -> int:
         """Tokens that one request can hold when it has the whole pool to itself."""
+
+    # Since API 1.2; a manager for an older one has the defaults
+
+    def take_events(self) -> Sequence[KVEvent]:
+        """What was stored, removed and cleared since the last call; nothing unless the context asked to record."""
+        return ()
+
+    def inspect(self) -> KVCacheInspection:
+        """Reference counts and hashes, now; for tests and reports, not for the step loop."""
+        raise UnsupportedError(
+            f"{type(self).__name__} cannot be inspected: it was written for plugin API 1.1 or older",
+            parameter="inspect",
+            value=None,
+        )

@@ -158,7 +158,12 @@ class SchedulingPolicy:
 
     A scheduler names the methods that it asks (`Scheduler.decision_points`); a policy that overrides another one is
     refused at launch, by name, rather than half obeyed.
+
+    `may_starve` (API 1.2): a request may wait for ever under a steady load, because that is what the policy is for;
+    the contract suite then does not ask for bounded waiting.
     """
+
+    may_starve: bool = False
 
     # Decision points
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from enum import Enum
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from tokenyard.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tokenyard.clock import Clock
     from tokenyard.config import SchedulerConfig
-    from tokenyard.engine_outputs import EngineCoreOutputs, SchedulerStats
+    from tokenyard.engine_outputs import EngineCoreOutputs, FinishedRequest, SchedulerStats
     from tokenyard.interfaces.kv_cache import KVCacheManager
     from tokenyard.interfaces.policy import SchedulingPolicy
     from tokenyard.request import EngineCoreRequest, FinishReason
@@ -32,6 +35,51 @@ class SchedulerContext:
     block_size: int
     prefix_caching: bool  # whether look-ups of prompts count as prefix-cache queries
     seed: int
+    log_stats: bool = True  # whether outputs carry stats (since API 1.2)
+
+
+class RequestStatus(str, Enum):
+    """Where a request is in its life."""
+
+    WAITING = "waiting"  # never started
+    RUNNING = "running"
+    PREEMPTED = "preempted"  # waits again, with the tokens that it has
+    FINISHED = "finished"
+
+
+class WaitReason(str, Enum):
+    """Why a waiting request did not start in the step that was scheduled last."""
+
+    NEW = "new"  # no step was scheduled since it arrived
+    PAUSED = "paused"  # the engine admits nothing
+    MAX_NUM_SEQS = "max_num_seqs"  # as many requests run as may
+    TOKEN_BUDGET = "token_budget"  # noqa: S105 - the step's tokens were used up
+    KV_BLOCKS = "kv_blocks"  # too few free blocks
+    BLOCKS_IN_FLIGHT = "blocks_in_flight"  # enough blocks, once the steps in flight have landed
+    PREEMPTION = "preemption"  # the step took blocks away from a running request, so it gave none to a new one
+    DEFERRED = "deferred"  # the policy said so
+    BEHIND = "behind"  # another request is before it in the line, and nobody overtakes
+
+
+class RequestSnapshot(NamedTuple):
+    """A live request, for reports and tests. Token counts are of delivered tokens."""
+
+    request_id: str
+    status: RequestStatus
+    num_prompt_tokens: int
+    num_computed_tokens: int  # tokens whose K/V is there, steps in flight not counted
+    num_in_flight_tokens: int
+    num_output_tokens: int
+    num_preemptions: int
+    wait_reason: WaitReason | None  # None while it runs
+    wait_detail: str | None = None  # numbers or the policy's words, for people
+
+
+class SchedulerSnapshot(NamedTuple):
+    """Every live request, in order."""
+
+    running: tuple[RequestSnapshot, ...]  # in admission order
+    waiting: tuple[RequestSnapshot, ...]  # the first to be admitted comes first
 
 
 class Scheduler(ABC):
@@ -42,7 +90,7 @@ class Scheduler(ABC):
 
     For every `schedule` whose output was given to an executor there is exactly one `update_from_output`, in order;
     a loop may have several such steps in flight. Every accepted request ends exactly once, in the outputs of an
-    `update_from_output` or the return of `finish_requests`, whatever happens between.
+    `update_from_output`, in `take_finished` or in the return of `finish_requests`, whatever happens between.
     """
 
     decision_points: ClassVar[frozenset[str]] = frozenset()
@@ -81,3 +129,29 @@ class Scheduler(ABC):
     @abstractmethod
     def stats(self) -> SchedulerStats:
         """Counters and gauges, now."""
+
+    # Since API 1.2; a scheduler for an older one has the defaults
+
+    def take_finished(self) -> Sequence[FinishedRequest]:
+        """Ends requests that are past their deadline, and returns those that ended outside a step since the last call.
+
+        A loop calls it whenever it has no step to update: while paused, and when `schedule` returned None. What
+        ended outside a step otherwise comes with the next `update_from_output`.
+        """
+        return ()
+
+    def pause_admission(self, is_paused: bool) -> None:
+        """Whether to start no request; those that run or were preempted go on."""
+        raise UnsupportedError(
+            f"{type(self).__name__} cannot pause admission; pause with mode 'keep' or 'abort'",
+            parameter="mode",
+            value="wait",
+        )
+
+    def snapshot(self, limit: int | None = None) -> SchedulerSnapshot:
+        """The live requests, at most `limit` of the waiting ones; for reports and tests, not for the step loop."""
+        raise UnsupportedError(
+            f"{type(self).__name__} has no snapshot: it was written for plugin API 1.1 or older",
+            parameter="snapshot",
+            value=limit,
+        )

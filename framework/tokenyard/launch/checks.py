@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tokenyard.errors import ConfigError
+from tokenyard.launch.cache_size import FIT_TO_MEMORY
 from tokenyard.launch.convert import wrong
 from tokenyard.launch.schema import InvalidValueError
 from tokenyard.memory_size import parse_bytes
@@ -46,7 +47,9 @@ def _check_seed(key: str, value: int | None) -> None:
 def _check_model(model: ModelConfig) -> None:
     if not model.name.strip():
         raise wrong("model.name", model.name, "a model's name, a folder or a .gguf file")
-    _at_least("model.max_model_len", model.max_model_len, 2, "tokens", "the model's own limit")
+    if model.max_model_len != FIT_TO_MEMORY:
+        fitted = "the model's own limit (-1: what the memory holds)"
+        _at_least("model.max_model_len", model.max_model_len, 2, "tokens", fitted)
     _check_seed("model.seed", model.seed)
 
 
@@ -73,7 +76,7 @@ def _check_scheduler(scheduler: SchedulerConfig) -> None:
 
 
 def _check_lengths(scheduler: SchedulerConfig, max_model_len: int | None) -> None:
-    if max_model_len is None:
+    if max_model_len is None or max_model_len == FIT_TO_MEMORY:
         return  # known only when the model is loaded
     tokens, threshold = scheduler.max_num_batched_tokens, scheduler.long_prefill_token_threshold
     if not scheduler.enable_chunked_prefill and tokens < max_model_len:

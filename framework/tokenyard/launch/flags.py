@@ -62,7 +62,7 @@ def _count(key: str, value: str, flag: str) -> str:
 
 def _count_or_auto(key: str, value: str, flag: str) -> str:
     if value in ("auto", "-1"):
-        return f"{key}=null"
+        return f"{key}=-1"
     if parse_length(value) is None:
         raise ConfigError(
             f"{flag} takes a whole number, one with a suffix such as 2k (2000) or 2K (2048), or auto, got {value!r}"
@@ -105,7 +105,11 @@ _FLAGS = (
     _Flag("--model", "model.name", _text, "MODEL", "a model's name, a folder or a .gguf file, taken verbatim"),
     _Flag("--dtype", "model.dtype", _text, "TYPE", "auto, float32, bfloat16 or float16"),
     _Flag(
-        "--max-model-len", "model.max_model_len", _count_or_auto, "N", "prompt and output tokens; 2k = 2000, 2K = 2048"
+        "--max-model-len",
+        "model.max_model_len",
+        _count_or_auto,
+        "N",
+        "prompt and output tokens; 2k = 2000, 2K = 2048; auto = what fits",
     ),
     _Flag("--seed", "seed", _integer, "N", "of everything that is random"),
     _Flag("--max-num-seqs", "scheduler.max_num_seqs", _count, "N", "requests running at once"),

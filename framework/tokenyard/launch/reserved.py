@@ -10,8 +10,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 RESERVED_GROUPS = frozenset(
-    {"server", "speculative", "structured_outputs", "workload", "latency", "experiment", "trace", "bench"}
+    {"server", "speculative", "structured_outputs", "workload", "latency", "experiment", "trace"}
 )
+
+COMMAND_GROUPS: Mapping[str, str] = {"bench": "bench.num_requests=32"}
+"""Groups whose keys belong to the command of that name and are given on its line alone, with an example."""
 
 ONLY_VALUES: Mapping[str, object] = {
     "model.quantization": None,
@@ -23,15 +26,20 @@ ONLY_VALUES: Mapping[str, object] = {
 PLANNED_KEYS: Mapping[str, object] = {
     "scheduler.predictor": None,
     "scheduler.preempt_mode": "recompute",
-    "kv_cache.eviction": "lru",
 }
 """Keys that do not exist yet, with the value that says what happens anyway: that one is accepted."""
 
 
 def refuse_group(key: str) -> None:
-    """Raise for a key of a group that does not exist yet."""
-    if key.partition(".")[0] in RESERVED_GROUPS:
+    """Raise for a key of a group that does not exist yet, or that is a command's own."""
+    group = key.partition(".")[0]
+    if group in RESERVED_GROUPS:
         raise ConfigError(f"'{key}' is not available in this version; remove it")
+    if group in COMMAND_GROUPS:
+        raise ConfigError(
+            f"'{key}' is no key of the config: `tokenyard {group}` takes keys of its own, on its command line, such as "
+            f"{COMMAND_GROUPS[group]}"
+        )
 
 
 def refuse_value(key: str, value: object) -> None:
