@@ -42,11 +42,12 @@ class ScriptedEngine:
         max_model_len: int = 8192,
         prefix_caching: bool = False,
         policy: SchedulingPolicy | None = None,
+        kv: PagedKVCacheManager | None = None,
         **config: int | bool,
     ) -> None:
         settings = {"max_num_seqs": 16, "max_num_batched_tokens": 8192, **config}
         self.clock = VirtualClock()
-        self.kv = PagedKVCacheManager(
+        self.kv = kv or PagedKVCacheManager(
             num_blocks=num_blocks, block_size=block_size, enable_prefix_caching=prefix_caching
         )
         self.config = SchedulerConfig(**settings)

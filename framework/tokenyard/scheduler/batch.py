@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from tokenyard.errors import ConfigError, PluginError, TokenyardError, ValidationError
-from tokenyard.interfaces.policy import Preemption, PreemptMode, RequestView, SchedulingPolicy, StepOutcome
-from tokenyard.interfaces.scheduler import Scheduler, SchedulerContext
+from tokenyard.engine_outputs import AdmittedRequest, EngineCoreOutputs, FinishedRequest, SchedulerStats
+from tokenyard.errors import ConfigError, ValidationError
+from tokenyard.interfaces.policy import RequestView, SchedulingPolicy, StepOutcome
+from tokenyard.interfaces.scheduler import RequestStatus, Scheduler, SchedulerContext, SchedulerSnapshot, WaitReason
+from tokenyard.request import FinishReason
+from tokenyard.scheduler.admission import Admission
+from tokenyard.scheduler.counters import Counters
+from tokenyard.scheduler.deadlines import Deadlines
 from tokenyard.scheduler.limits import Limits
-from tokenyard.scheduler.outcome import EngineOutputBuilder, Taken
-from tokenyard.scheduler.policy_calls import DECISION_POINTS, overridden, refuse_misspelt, refuse_unasked
-from tokenyard.scheduler.request_state import Request, RequestStatus
-from tokenyard.scheduler.slots import SlotTable
+from tokenyard.scheduler.policy_calls import PolicyCalls
+from tokenyard.scheduler.preemption import BlockGrowth
+from tokenyard.scheduler.request_state import Request
+from tokenyard.scheduler.running import Landed, RunningBatch
+from tokenyard.scheduler.sampled import SampledTokens, Taken
+from tokenyard.scheduler.slots import SAMPLED, STEPS, TOKENS, SlotTable
 from tokenyard.scheduler.step import StepBuilder
 from tokenyard.scheduler.view import PolicyView
 from tokenyard.scheduler.waiting import WaitingQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from tokenyard.arrays import BoolArray, IntArray
-    from tokenyard.engine_outputs import EngineCoreOutputs, SchedulerStats
-    from tokenyard.request import EngineCoreRequest, FinishReason
+    from tokenyard.arrays import IntArray, LongArray
+    from tokenyard.request import EngineCoreRequest
     from tokenyard.runner_output import ModelRunnerOutput
     from tokenyard.scheduler_output import SchedulerOutput
 
@@ -35,322 +40,329 @@ logger = logging.getLogger(__name__)
 class BatchScheduler(Scheduler):
     """Order of a step: running decodes, running prefills in admission order, then waiting requests by the policy's key.
 
-    The first waiting request that does not fit ends the admission: nobody overtakes it. A request is admitted only
-    when the blocks of all its known tokens are free, so prefill never stops half-way for lack of them; decoding that
-    lacks a block preempts the policy's victim, which is recomputed later. At most one step may be in flight: a victim's
-    blocks are free at once.
+    The first waiting request that does not fit ends the admission: nobody overtakes it. Decoding that lacks a block
+    preempts the policy's victim, which is recomputed later. Any number of steps may be in flight: a row may be
+    scheduled again before its token has arrived, and what a step in flight still names is not given away.
     """
 
-    decision_points = frozenset({"waiting_key", "victim", "requeue_key"})
+    decision_points = frozenset({"admit", "waiting_key", "victim", "requeue_key", "wake_at"})
 
     def __init__(self, context: SchedulerContext, *, name: str = "batch") -> None:
         config = context.config
-        self._policy = context.policy or SchedulingPolicy()
-        refuse_misspelt(self._policy)
-        refuse_unasked(self._policy, self.decision_points, name)
-        self._calls = overridden(self._policy)
-        self._clock = context.clock
-        self._kv = context.kv_cache_manager
-        self._limits = Limits(
-            max_model_len=context.max_model_len,
-            vocab_size=context.vocab_size,
-            capacity=self._kv.capacity_tokens(),
-        )
-        self._max_num_seqs = config.max_num_seqs
+        self._clock, self._kv = context.clock, context.kv_cache_manager
         self._budget = config.max_num_batched_tokens
-        self._can_chunk = config.enable_chunked_prefill
         self._max_chunk = config.long_prefill_token_threshold or self._budget
-        if not self._can_chunk and self._budget < context.max_model_len:
-            raise ConfigError(
-                f"scheduler.max_num_batched_tokens={self._budget} < model.max_model_len={context.max_model_len}: "
-                "without chunked prefill a longer prompt could never run; raise it, lower model.max_model_len, or set "
-                "scheduler.enable_chunked_prefill=true"
-            )
-        self._table = SlotTable(config.max_num_seqs, context.max_model_len)
+        self._block_size, self._log_stats = context.block_size, context.log_stats
+        self._limits = _limits(context)
         self._requests: dict[str, Request] = {}
-        self._landing: dict[int, Request] = {}  # by slot: ended, with a last step in flight
-        self._waiting = WaitingQueue()
-        self._running: list[Request] = []  # in admission order
-        self._running_slots: IntArray = np.empty(0, dtype=np.int32)  # the same, as slots
-        self._view = PolicyView(
-            clock=context.clock,
-            kv_cache_manager=self._kv,
-            waiting=self._waiting,
-            running=cast("list[RequestView]", self._running),
-            block_size=context.block_size,
-            seed=context.seed,
-        )
-        self._block_size = context.block_size
+        self._policy = PolicyCalls(context.policy or SchedulingPolicy(), self.decision_points, name)
+        self._table = SlotTable(config.max_num_seqs, context.max_model_len)
         self._steps = StepBuilder(self._table)
-        self._outputs = EngineOutputBuilder(self._table, counts_prefix_cache=context.prefix_caching)
-        self._num_preemptions = 0
+        self._waiting = WaitingQueue()
+        self._running = RunningBatch(self._table, self._kv, self._steps)
+        self._deadlines = Deadlines(self._requests)
+        self._sampled = SampledTokens(self._table)
+        self._counters = Counters(counts_prefix_cache=context.prefix_caching)
+        self._growth = BlockGrowth(
+            table=self._table,
+            kv_cache_manager=self._kv,
+            running=self._running,
+            waiting=self._waiting,
+            steps=self._steps,
+            policy=self._policy,
+            block_size=self._block_size,
+        )
+        self._admission = Admission(
+            config,
+            table=self._table,
+            kv_cache_manager=self._kv,
+            running=self._running,
+            waiting=self._waiting,
+            steps=self._steps,
+            policy=self._policy,
+            counters=self._counters,
+            block_size=self._block_size,
+            fail=self._fail,
+        )
+        self._policy.use(
+            PolicyView(
+                clock=context.clock,
+                kv_cache_manager=self._kv,
+                waiting=self._waiting,
+                running=cast("dict[str, RequestView]", self._running.requests),
+                block_size=self._block_size,
+                seed=context.seed,
+            )
+        )
+        self._admitted: dict[int, list[AdmittedRequest]] = {}  # by step, until it has landed
+        self._ended: list[FinishedRequest] = []  # outside a step, not told yet
         self._has_warned = False
 
     # Requests come and go
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        landing = (ended.request_id for ended in self._landing.values())
-        if request.request_id in self._requests or request.request_id in landing:
+        record = Request(request, self._limits.total_length(request), self._limits.min_tokens(request))
+        if request.request_id in self._requests or self._running.is_landing(request.request_id):
             raise ValidationError(
                 f"request id '{request.request_id}' is in use; give each live request an id of its own",
                 parameter="request_id",
                 value=request.request_id,
             )
-        record = Request(request, self._limits.total_length(request))
         self._warn_of_priority(request)
         try:
             self._requests[request.request_id] = record
-            if "on_arrival" in self._calls:
-                self._ask("on_arrival", [record])
-            self._waiting.push(record, self._ask("waiting_key", record))
+            self._policy.on_arrival([record])
+            decision = self._policy.admit(record)
+            self._admission.queue(record)
         except BaseException:
             self._requests.pop(request.request_id, None)
             self._waiting.remove(request.request_id)
             raise
+        self._deadlines.add(record)
+        if decision.kind == "reject":
+            self._admission.reject(record, decision.reason)
 
     def finish_requests(self, request_ids: Sequence[str], reason: FinishReason) -> Sequence[str]:
         ended = [
             self._requests[request_id] for request_id in dict.fromkeys(request_ids) if request_id in self._requests
         ]
-        for request in ended:
-            self._end(request)
-        self._tell_finished(ended, [reason] * len(ended))
+        self._end(ended, [reason] * len(ended))
         return [request.request_id for request in ended]
 
+    def take_finished(self) -> Sequence[FinishedRequest]:
+        self._expire()
+        ended, self._ended = self._ended, []
+        return ended
+
     def has_requests(self) -> bool:
-        return bool(self._requests)
+        return bool(self._requests) or bool(self._ended)
+
+    def pause_admission(self, is_paused: bool) -> None:
+        self._admission.is_paused = is_paused
 
     def reset_prefix_cache(self) -> bool:
         return self._kv.reset()
 
     def wake_at(self) -> float | None:
-        return None
+        return min((at for at in (self._deadlines.next_time(), self._policy.wake_at()) if at is not None), default=None)
 
     def stats(self) -> SchedulerStats:
         free, total = self._kv.usage
-        return self._outputs.stats(
+        counters = self._counters
+        reason = self._admission.wait_reason() if self._waiting else None
+        return SchedulerStats(
             num_running=len(self._running),
             num_waiting=len(self._waiting),
+            num_skipped=self._admission.num_deferred,
             num_steps=self._steps.num_steps,
-            num_preemptions=self._num_preemptions,
+            num_preemptions=self._growth.num_preemptions,
+            num_prompt_tokens=counters.num_prompt_tokens,
+            num_generation_tokens=counters.num_generation_tokens,
+            prefix_cache_queries=counters.prefix_cache_queries,
+            prefix_cache_hits=counters.prefix_cache_hits,
+            preempted_prefix_cache_queries=counters.preempted_prefix_cache_queries,
+            preempted_prefix_cache_hits=counters.preempted_prefix_cache_hits,
             num_free_blocks=free,
             num_total_blocks=total,
+            wait_reason=None if reason is None else reason.value,
         )
 
-    def _warn_of_priority(self, request: EngineCoreRequest) -> None:
-        if request.priority and not self._calls & DECISION_POINTS and not self._has_warned:
-            self._has_warned = True
-            logger.warning(
-                "priority=%d changes nothing: policy %s decides nothing by it",
-                request.priority,
-                type(self._policy).__name__,
-            )
+    def snapshot(self, limit: int | None = None) -> SchedulerSnapshot:
+        return SchedulerSnapshot(
+            running=tuple(request.snapshot(None) for request in self._running.requests.values()),
+            waiting=tuple(self._admission.explain(limit)),
+        )
 
     # One step
 
     def schedule(self) -> SchedulerOutput | None:
-        num_preemptions = self._num_preemptions
-        left = self._schedule_running(self._budget)
-        if self._num_preemptions == num_preemptions:
-            # A victim of this step would otherwise take back at once what it has just given up.
-            self._admit(left)
-        return self._steps.finish(self._clock.now())
+        self._expire()
+        left = self._schedule_running()
+        admitted = self._admission.admit(left, self._blocked())
+        output = self._steps.finish(self._clock.now())
+        if admitted and output is not None:
+            self._note_admitted(admitted, output)
+        return output
 
     def update_from_output(self, output: SchedulerOutput, result: ModelRunnerOutput) -> EngineCoreOutputs:
-        alive = self._land(output)
-        taken = self._outputs.take_tokens(output, result, alive)
-        self._commit(output.slots[alive])
-        outputs = self._outputs.build(output, result, taken)
-        finished = [end for end in outputs.finished if end.request_id in self._requests]
-        ended = [self._requests[end.request_id] for end in finished]
-        if "on_step" in self._calls:
-            self._ask("on_step", self._step_outcomes(output, taken, alive, ended))
-        for request in ended:
-            self._end(request)
-        self._tell_finished(ended, [end.reason for end in finished])
-        return dataclasses.replace(outputs, stats=self.stats())
+        landed = self._running.land(output)
+        taken = self._sampled.take(output, result, landed)
+        self._commit(output.slots if landed.alive is None else output.slots[landed.alive], result.errors)
+        self._counters.num_generation_tokens += len(taken.token_ids)
+        ends = self._sampled.ends(result, taken, self._requests)
+        if self._policy.wants_steps:
+            self._policy.on_step(self._step_outcomes(output, taken, landed, {end.request_id for end in ends}))
+        self._end([self._requests[end.request_id] for end in ends], [end.reason for end in ends])
+        if not len(result.token_ids) == len(output.slots) == np.count_nonzero(result.num_sampled):
+            self._resume_after(output, result)
+        return EngineCoreOutputs(
+            request_ids=taken.request_ids,
+            num_tokens=taken.num_tokens,
+            token_ids=taken.token_ids,
+            finished=(*self.take_finished(), *ends),
+            admitted=self._admitted.pop(output.step, ()),
+            prompt_logprobs=result.prompt_logprobs,
+            pooled=result.pooled,
+            finished_kv_transfers=result.finished_kv_transfers,
+            stats=self.stats() if self._log_stats else None,
+            kv_events=self._kv.take_events(),
+        )
 
     # Scheduling, in parts
 
-    def _schedule_running(self, budget: int) -> int:
+    def _schedule_running(self) -> int:
         """Give tokens to what runs already; returns what is left of the budget."""
-        slots = self._running_slots
-        wanted = self._table.num_tokens[slots] - self._table.num_computed[slots]
-        is_decode = wanted == 1
-        decodes = slots[is_decode]
-        # Few rows lack blocks in a step: those at a block boundary.
-        lacking = self._table.num_computed[decodes] + 1 > self._table.valid_until[decodes]
-        if lacking.any():
-            decodes = self._grow_tables(decodes, lacking)
-        self._steps.add_running(decodes, np.ones(len(decodes), dtype=np.int32))
-        left = budget - len(decodes)
-        for slot in slots[wanted > 1].tolist():
-            request = self._table.requests[slot]
+        table, slots = self._table, self._running.slots()
+        self._growth.begin_step()
+        known = table.num_tokens[slots] + table.in_flight[slots, SAMPLED]
+        missing = known - table.num_computed[slots]
+        # A row whose last token is being sampled already has nothing more to compute.
+        is_decode = (missing == 1) & (known < table.max_total_tokens[slots])
+        is_all = np.count_nonzero(is_decode) == len(slots)
+        can_run = None
+        lacking = known > table.valid_until[slots]
+        if np.count_nonzero(lacking):
+            can_run = self._growth.grow(slots, known, lacking if is_all else lacking & (is_decode | (missing > 1)))
+        if is_all and can_run is None:
+            self._steps.add_decodes(slots)
+            return self._budget - len(slots)
+        decodes = slots[is_decode if can_run is None else is_decode & can_run]
+        self._steps.add_decodes(decodes)
+        is_prefill = missing > 1 if can_run is None else (missing > 1) & can_run
+        return self._schedule_prefills(slots[is_prefill], missing[is_prefill], self._budget - len(decodes))
+
+    def _schedule_prefills(self, slots: LongArray, missing: IntArray, left: int) -> int:
+        for slot, num_missing in zip(slots.tolist(), missing.tolist(), strict=True):
             if left <= 0:
                 break
-            if request is None:  # preempted for a decode of this step
-                continue
-            missing = int(self._table.num_tokens[slot] - self._table.num_computed[slot])
-            count = min(missing, left, self._max_chunk)
-            self._steps.add_running(np.array([slot], dtype=np.int32), np.array([count], dtype=np.int32))
+            count = min(num_missing, left, self._max_chunk)
+            self._steps.add_prefill(slot, count)
             left -= count
         return left
 
-    def _grow_tables(self, decodes: IntArray, lacking: BoolArray) -> IntArray:
-        """Get a block for each lacking row, preempting if need be; returns the decodes that still run."""
-        for slot in decodes[lacking].tolist():
-            request = self._table.requests[slot]
-            while request is not None and not self._grow_table(request, slot):
-                self._preempt_one(first=request)
-                request = self._table.requests[slot]  # None when it was its own victim
-        return decodes[self._table.is_held[decodes]]
+    def _blocked(self) -> WaitReason | None:
+        """Why nobody may be admitted in this step, if so."""
+        if self._growth.is_short:
+            return WaitReason.BLOCKS_IN_FLIGHT
+        if self._growth.has_preempted and self._steps.has_rows:
+            # A victim of this step would otherwise take back at once what it has just given up.
+            return WaitReason.PREEMPTION
+        return None
 
-    def _grow_table(self, request: Request, slot: int) -> bool:
-        start = -(-int(self._table.valid_until[slot]) // self._block_size)
-        allocation = self._kv.allocate(request, int(self._table.num_computed[slot]) + 1)
-        if allocation is None:
-            return False
-        self._table.valid_until[slot] = allocation.valid_until_tokens
-        self._steps.add_blocks(slot, start, allocation)
-        return True
-
-    def _preempt_one(self, first: Request) -> None:
-        """Take the blocks of one running request that has got nothing in this step yet."""
-        candidates = self._running[self._running.index(first) :]
-        victim = self._choose_victim(candidates)
-        preemption = Preemption(victim, victim.num_computed_tokens, PreemptMode.RECOMPUTE)
-        self._num_preemptions += 1
-        victim.num_preemptions += 1
-        self._leave_batch(victim, RequestStatus.PREEMPTED)
-        if "on_preempt" in self._calls:
-            self._ask("on_preempt", [preemption])
-        key = self._ask("requeue_key", victim) if "requeue_key" in self._calls else None
-        if key is None:
-            self._waiting.push_front(victim)
-        else:
-            self._waiting.push(victim, key)
-
-    def _choose_victim(self, candidates: list[Request]) -> Request:
-        if "victim" not in self._calls:
-            return candidates[-1]
-        chosen = self._ask("victim", candidates, 1)
-        for request in candidates:
-            if request is chosen:
-                return request
-        raise PluginError(
-            f"policy {type(self._policy).__name__} chose {chosen!r} as victim, which is none of the "
-            f"{len(candidates)} candidates it was given"
-        )
-
-    def _admit(self, left: int) -> None:
-        admitted: list[Request] = []
-        while left > 0 and len(self._running) + len(admitted) < self._max_num_seqs:
-            request = self._waiting.peek()
-            if request is None:
-                break
-            hit = self._kv.lookup(request)
-            missing = request.num_tokens - hit.tokens
-            count = min(missing, left, self._max_chunk) if self._can_chunk else missing
-            if count > left:
-                break
-            allocation = self._kv.allocate(request, request.num_tokens, hit)
-            if allocation is None:
-                break
-            self._waiting.remove(request.request_id)
-            status, slot = request.status, self._table.acquire(request)
-            self._steps.add_start(request, slot, status, hit.tokens, allocation)
-            self._steps.add_running(np.array([slot.index], dtype=np.int32), np.array([count], dtype=np.int32))
-            admitted.append(request)
-            left -= count
-        if admitted:
-            self._running.extend(admitted)
-            self._refresh_running()
-            if "on_admit" in self._calls:
-                self._ask("on_admit", admitted)
+    def _note_admitted(self, admitted: Sequence[Request], output: SchedulerOutput) -> None:
+        fresh = {start.request_id: start.num_computed_tokens for start in output.new}
+        self._admitted[output.step] = [
+            AdmittedRequest(
+                request_id=request.request_id,
+                num_cached_tokens=fresh[request.request_id],
+                scheduled_at=output.scheduled_at,
+                client_id=request.client_id,
+            )
+            for request in admitted
+            if request.request_id in fresh
+        ]
+        self._policy.on_admit(admitted)
 
     # Updating, in parts
 
-    def _land(self, output: SchedulerOutput) -> BoolArray:
-        """A step has come back: settle what was in flight; returns [R] which rows' requests are still here."""
-        table, slots = self._table, output.slots
-        table.steps_in_flight[slots] -= 1
-        # A slot is not given away before its last step in flight has landed, so a slot that is held is held by
-        # the request that the step names.
-        alive = table.is_held[slots]
-        table.num_in_flight[slots[alive]] -= output.num_scheduled_tokens[alive]
-        table.attained_service[slots[alive]] += output.num_scheduled_tokens[alive]
-        for slot in slots[~alive & (table.steps_in_flight[slots] == 0)].tolist():
-            self._kv.free(self._landing.pop(slot))
-            table.release(slot)
-        return alive
-
-    def _commit(self, slots: IntArray) -> None:
-        """Publish blocks that this step completed."""
-        table = self._table
-        computed = table.num_computed[slots] - table.num_in_flight[slots]
-        for slot in slots[computed // self._block_size > table.num_committed[slots] // self._block_size].tolist():
+    def _commit(self, slots: LongArray, failed: Mapping[str, str]) -> None:
+        """Publish the blocks that this step completed, but for requests that failed: nobody knows what is in theirs."""
+        table, size = self._table, self._block_size
+        computed = table.num_computed[slots] - table.in_flight[slots, TOKENS]
+        full = computed >= table.commit_at[slots]
+        if not np.count_nonzero(full):
+            return
+        slots, computed = slots[full], computed[full]
+        table.commit_at[slots] = (computed // size + 1) * size
+        for slot, num_computed in zip(slots.tolist(), computed.tolist(), strict=True):
             request = table.requests[slot]
-            if request is not None:
-                num_computed = int(table.num_computed[slot] - table.num_in_flight[slot])
+            if request is not None and request.request_id not in failed:
                 self._kv.commit(request, num_computed)
-                table.num_committed[slot] = num_computed
+
+    def _resume_after(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
+        """Rows that were to sample one token and did not: none, or several."""
+        table = self._table
+        for row in np.flatnonzero(output.samples & (result.num_sampled != 1)).tolist():
+            slot = int(output.slots[row])
+            request = table.requests[slot]
+            if request is None:
+                continue
+            if table.in_flight[slot, STEPS]:
+                self._growth.restart(request)  # what is in flight builds on one token, the next
+            elif not result.num_sampled[row]:
+                table.service_before[slot] += 1
+                table.num_computed[slot] -= 1  # compute the last token once more: otherwise it would stand still
 
     def _step_outcomes(
-        self, output: SchedulerOutput, taken: Taken, alive: BoolArray, ended: Sequence[Request]
+        self, output: SchedulerOutput, taken: Taken, landed: Landed, ended: set[str]
     ) -> list[StepOutcome]:
-        num_new = dict(zip(taken.slots.tolist(), taken.num_tokens.tolist(), strict=True))
+        num_new = dict(zip(taken.request_ids, taken.num_tokens.tolist(), strict=True))
+        preempted = dict(landed.preempted)
         outcomes = []
-        for slot, computed in zip(
-            output.slots[alive].tolist(), output.num_scheduled_tokens[alive].tolist(), strict=True
+        for row, (slot, computed) in enumerate(
+            zip(output.slots.tolist(), output.num_scheduled_tokens.tolist(), strict=True)
         ):
-            request = self._table.requests[slot]
+            request = preempted.get(row) or self._table.requests[slot]
             if request is not None:
-                new = num_new.get(slot, 0)
+                new = num_new.get(request.request_id, 0)
                 is_first = new > 0 and request.num_output_tokens == new
-                outcomes.append(StepOutcome(request, computed, new, is_first, request in ended))
+                outcomes.append(StepOutcome(request, computed, new, is_first, request.request_id in ended))
         return outcomes
 
-    # Bookkeeping
+    # Ends
 
-    def _ask(self, method: str, *arguments: object) -> object:
-        """Call the policy; what it raises is told with its name, and a policy cannot end the process."""
-        try:
-            return getattr(self._policy, method)(*arguments, self._view)
-        except TokenyardError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise PluginError(
-                f"scheduling policy {type(self._policy).__name__} failed in {method}: {type(error).__name__}: {error}"
-            ) from error
+    def _expire(self) -> None:
+        """End what is past its deadline."""
+        if self._deadlines and (overdue := self._deadlines.pop_overdue(self._clock.now())):
+            self._ended += [_abort_at_deadline(request) for request in overdue]
+            self._end(overdue, [FinishReason.ABORT] * len(overdue))
 
-    def _end(self, request: Request) -> None:
-        del self._requests[request.request_id]
-        if request.status is RequestStatus.RUNNING:
-            self._leave_batch(request, RequestStatus.FINISHED)
-        else:
-            self._waiting.remove(request.request_id)
-            self._kv.free(request)
-            request.status = RequestStatus.FINISHED
+    def _fail(self, request: Request, error: str) -> None:
+        """End a request that can never run, or that the policy refuses."""
+        logger.warning("request %s ends with an error: %s", request.request_id, error)
+        self._ended.append(
+            FinishedRequest(
+                request_id=request.request_id, reason=FinishReason.ERROR, error=error, client_id=request.client_id
+            )
+        )
+        self._end([request], [FinishReason.ERROR])
 
-    def _leave_batch(self, request: Request, status: RequestStatus) -> None:
-        slot = request.slot
-        if slot is None:
-            raise RuntimeError(f"request {request.request_id} runs without a slot")
-        request.leave(status)
-        self._steps.add_ended(slot)
-        self._table.detach(slot)
-        if self._table.steps_in_flight[slot]:
-            # A step in flight still writes to its blocks and names its slot: nobody else gets them before it lands.
-            self._landing[slot] = request
-        else:
-            self._kv.free(request)
-            self._table.release(slot)
-        self._running.remove(request)
-        self._refresh_running()
+    def _end(self, requests: Sequence[Request], reasons: Sequence[FinishReason]) -> None:
+        for request in requests:
+            del self._requests[request.request_id]
+            if request.status is RequestStatus.RUNNING:
+                self._running.leave(request, RequestStatus.FINISHED)
+            else:
+                self._waiting.remove(request.request_id)
+                if not self._running.is_landing(request.request_id):  # or its blocks are freed when it has landed
+                    self._kv.free(request)
+                request.status = RequestStatus.FINISHED
+        self._policy.on_finish(requests, reasons)
 
-    def _refresh_running(self) -> None:
-        self._running_slots = np.array([request.slot for request in self._running], dtype=np.int32)
+    def _warn_of_priority(self, request: EngineCoreRequest) -> None:
+        if request.priority and not self._policy.decides and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "priority=%d changes nothing: policy %s decides nothing by it", request.priority, self._policy.name
+            )
 
-    def _tell_finished(self, requests: Sequence[Request], reasons: Sequence[FinishReason]) -> None:
-        if requests and "on_finish" in self._calls:
-            self._ask("on_finish", requests, reasons)
+
+def _limits(context: SchedulerContext) -> Limits:
+    config = context.config
+    if not config.enable_chunked_prefill and config.max_num_batched_tokens < context.max_model_len:
+        raise ConfigError(
+            f"scheduler.max_num_batched_tokens={config.max_num_batched_tokens} < "
+            f"model.max_model_len={context.max_model_len}: without chunked prefill a longer prompt could never run; "
+            "raise it, lower model.max_model_len, or set scheduler.enable_chunked_prefill=true"
+        )
+    return Limits(
+        max_model_len=context.max_model_len,
+        vocab_size=context.vocab_size,
+        capacity=context.kv_cache_manager.capacity_tokens(),
+    )
+
+
+def _abort_at_deadline(request: Request) -> FinishedRequest:
+    return FinishedRequest(
+        request_id=request.request_id, reason=FinishReason.ABORT, stop_reason="deadline", client_id=request.client_id
+    )

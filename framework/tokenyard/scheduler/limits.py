@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tokenyard.errors import CapacityError, ValidationError
 from tokenyard.sampling_params import SamplingParams
 
@@ -23,13 +25,20 @@ class Limits:
 
     def total_length(self, request: EngineCoreRequest) -> int:
         """Prompt and output together: the length at which the request ends. Raises when it can never run."""
+        if not isinstance(request.request_id, str):
+            raise TypeError(f"a request id is a string; got {request.request_id!r}")
         if not isinstance(request.params, SamplingParams):
             raise ValidationError("pooling requests are not available", parameter="params", value=request.params)
         self._check_prompt(request)
+        self._check_stop_ids(request.stop_token_ids)
         num_prompt = len(request.prompt_token_ids)
         wanted = self.max_model_len if request.params.max_tokens is None else request.params.max_tokens
         # The last token's K/V is never needed, so one more than the cache holds can be returned.
         return min(num_prompt + wanted, self.max_model_len, self.capacity + 1)
+
+    def min_tokens(self, request: EngineCoreRequest) -> int:
+        """Output tokens before which no stop token counts."""
+        return min(request.params.min_tokens, self.max_model_len) if isinstance(request.params, SamplingParams) else 0
 
     def _check_prompt(self, request: EngineCoreRequest) -> None:
         ids = request.prompt_token_ids
@@ -40,8 +49,10 @@ class Limits:
                 parameter="prompt",
                 value=len(ids),
             )
-        lowest, highest = int(ids.min()), int(ids.max())
-        if lowest < 0 or highest >= self.vocab_size:
+        # As unsigned numbers negative ids are large ones, so that one pass finds both.
+        unsigned = ids.view(np.uint32) if ids.dtype == np.int32 else ids.astype(np.uint64)
+        if int(unsigned.max()) >= self.vocab_size:
+            lowest, highest = int(ids.min()), int(ids.max())
             bad = lowest if lowest < 0 else highest
             raise ValidationError(
                 f"prompt token id {bad} is outside the vocabulary, 0 to {self.vocab_size - 1}",
@@ -53,3 +64,12 @@ class Limits:
                 f"the prompt has {len(ids)} tokens but the whole K/V cache holds {self.capacity}; shorten it, or give "
                 "more room with kv_cache.num_blocks or kv_cache.memory"
             )
+
+    def _check_stop_ids(self, stop_ids: tuple[int, ...]) -> None:
+        for token_id in stop_ids:
+            if not 0 <= token_id < self.vocab_size:
+                raise ValidationError(
+                    f"stop_token_ids: token id {token_id} is outside the vocabulary, 0 to {self.vocab_size - 1}",
+                    parameter="stop_token_ids",
+                    value=token_id,
+                )

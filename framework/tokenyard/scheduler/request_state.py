@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tokenyard.interfaces.scheduler import RequestSnapshot, RequestStatus
+from tokenyard.scheduler.slots import TOKENS
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from tokenyard.arrays import IntArray
+    from tokenyard.interfaces.kv_cache import ExtraKey
+    from tokenyard.interfaces.scheduler import WaitReason
     from tokenyard.request import EngineCoreRequest, ServiceLevel
     from tokenyard.scheduler.slots import SlotTable
-
-
-class RequestStatus(Enum):
-    """Where a request is in its life."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    PREEMPTED = "preempted"
-    FINISHED = "finished"
 
 
 class Request:
@@ -33,26 +28,29 @@ class Request:
         "_tokens",
         "core",
         "max_total_tokens",
+        "min_stop_tokens",
         "num_preemptions",
+        "queued_in",
+        "request_id",
         "slot",
         "status",
     )
 
-    def __init__(self, core: EngineCoreRequest, max_total_tokens: int) -> None:
+    def __init__(self, core: EngineCoreRequest, max_total_tokens: int, min_tokens: int = 0) -> None:
         self.core = core
+        self.request_id = core.request_id
         self.status = RequestStatus.WAITING
         self.max_total_tokens = max_total_tokens  # prompt + output: the request ends at this length
+        # A stop token below this length does not end the request.
+        self.min_stop_tokens = len(core.prompt_token_ids) + min_tokens
         self.num_preemptions = 0
+        self.queued_in = 0  # the number of schedules before it was queued
         self.slot: int | None = None
         self._attained_service = 0
         self._table: SlotTable | None = None
         self._tokens: IntArray = np.asarray(core.prompt_token_ids, dtype=np.int32)
 
     # What a KV manager reads
-
-    @property
-    def request_id(self) -> str:
-        return self.core.request_id
 
     @property
     def token_ids(self) -> IntArray:
@@ -79,6 +77,10 @@ class Request:
     def skip_prefix_cache(self) -> bool:
         return self.core.skip_prefix_cache
 
+    @property
+    def extra_keys(self) -> Sequence[ExtraKey]:
+        return self.core.extra_keys
+
     # What a policy reads besides
 
     @property
@@ -93,13 +95,13 @@ class Request:
     def num_computed_tokens(self) -> int:
         if self._table is None or self.slot is None:
             return 0
-        return int(self._table.num_computed[self.slot] - self._table.num_in_flight[self.slot])
+        return int(self._table.num_computed[self.slot] - self._table.in_flight[self.slot, TOKENS])
 
     @property
     def num_in_flight_tokens(self) -> int:
         if self._table is None or self.slot is None:
             return 0
-        return int(self._table.num_in_flight[self.slot])
+        return int(self._table.in_flight[self.slot, TOKENS])
 
     @property
     def num_output_tokens(self) -> int:
@@ -137,17 +139,40 @@ class Request:
     def attained_service(self) -> int:
         if self._table is None or self.slot is None:
             return self._attained_service
-        return int(self._table.attained_service[self.slot])
+        return int(self._table.service_before[self.slot]) + self.num_computed_tokens
 
     @property
     def metadata(self) -> Mapping[str, object]:
         return self.core.metadata
+
+    def snapshot(self, wait_reason: WaitReason | None, wait_detail: str | None = None) -> RequestSnapshot:
+        """The request as it is now."""
+        return RequestSnapshot(
+            request_id=self.request_id,
+            status=self.status,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_computed_tokens=self.num_computed_tokens,
+            num_in_flight_tokens=self.num_in_flight_tokens,
+            num_output_tokens=self.num_output_tokens,
+            num_preemptions=self.num_preemptions,
+            wait_reason=wait_reason,
+            wait_detail=wait_detail,
+        )
 
     # Moving in and out of the slot table
 
     def enter(self, table: SlotTable, slot: int) -> None:
         """From now on the table holds the tokens."""
         self._table, self.slot, self.status = table, slot, RequestStatus.RUNNING
+
+    def append(self, token_ids: IntArray) -> None:
+        """New tokens, wherever the request is."""
+        if self._table is None or self.slot is None:
+            self._tokens = np.concatenate((self._tokens, token_ids))
+            return
+        known = self.num_tokens
+        self._table.token_ids[self.slot, known : known + len(token_ids)] = token_ids
+        self._table.num_tokens[self.slot] += len(token_ids)
 
     def leave(self, status: RequestStatus) -> None:
         """Take the tokens out of the table."""

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 _NO_TOKEN = -1  # pads rows of stop ids; never equal to a token id
 
+# Columns of SlotTable.in_flight: one gather and one scatter move all of them.
+TOKENS, SAMPLED, STEPS = range(3)  # tokens computed, tokens sampled, steps
+
 
 class SlotTable:
     """C = capacity. A slot is reused only after the last in-flight step that names it has been updated."""
@@ -26,16 +29,18 @@ class SlotTable:
         self.token_ids = np.zeros((capacity, max_model_len + 1), dtype=np.int32)  # [C, positions]
         self.num_tokens = np.zeros(capacity, dtype=np.int32)  # known: prompt and delivered output
         self.num_computed = np.zeros(capacity, dtype=np.int32)  # scheduled so far, steps in flight included
-        self.num_in_flight = np.zeros(capacity, dtype=np.int32)  # tokens of steps that are not updated yet
-        self.steps_in_flight = np.zeros(capacity, dtype=np.int32)
+        self.in_flight = np.zeros((capacity, 3), dtype=np.int32)  # of steps not updated yet: see the columns below
         self.max_total_tokens = np.zeros(capacity, dtype=np.int32)
         self.valid_until = np.zeros(capacity, dtype=np.int32)  # tokens that the block table can hold
-        self.num_committed = np.zeros(capacity, dtype=np.int32)  # tokens given to KVCacheManager.commit
-        self.attained_service = np.zeros(capacity, dtype=np.int64)  # tokens computed, recomputed ones included
+        self.min_stop_tokens = np.zeros(capacity, dtype=np.int32)  # no stop token counts below this length
+        self.commit_at = np.zeros(capacity, dtype=np.int32)  # computed tokens at which the next block is full
+        self.service_before = np.zeros(capacity, dtype=np.int64)  # tokens computed in earlier stays, less those hit
         self.generation = np.zeros(capacity, dtype=np.int32)
         self.stop_ids = np.full((capacity, 1), _NO_TOKEN, dtype=np.int32)  # [C, most stop ids of one request]
         self.is_held = np.zeros(capacity, dtype=np.bool_)  # False: free, or waiting for its last step to land
         self.requests: list[Request | None] = [None] * capacity  # None where not held
+        self.names: list[Slot] = [Slot(index, 0) for index in range(capacity)]  # index and generation of each
+        self.num_with_stop_ids = 0  # held slots whose request has any
         self._free = list(range(capacity - 1, -1, -1))
 
     @property
@@ -50,32 +55,39 @@ class SlotTable:
         tokens = request.token_ids
         self.token_ids[index, : len(tokens)] = tokens
         self.num_tokens[index] = len(tokens)
-        for array in (self.num_computed, self.num_in_flight, self.num_committed, self.valid_until):
-            array[index] = 0
+        self.num_computed[index] = self.valid_until[index] = self.commit_at[index] = 0
         self.max_total_tokens[index] = request.max_total_tokens
-        self.attained_service[index] = request.attained_service
+        self.min_stop_tokens[index] = request.min_stop_tokens
+        self.service_before[index] = request.attained_service
         self.generation[index] += 1
         self._set_stop_ids(index, request.core.stop_token_ids)
         self.requests[index] = request
         self.is_held[index] = True
+        self.num_with_stop_ids += bool(request.core.stop_token_ids)
         request.enter(self, index)
-        return Slot(index, int(self.generation[index]))
+        slot = self.names[index] = Slot(index, int(self.generation[index]))
+        return slot
 
     def detach(self, index: int) -> None:
         """The slot's request is gone; steps in flight may still name the slot, so it is not free yet."""
+        if self.stop_ids[index, 0] != _NO_TOKEN:
+            self.stop_ids[index] = _NO_TOKEN
+            self.num_with_stop_ids -= 1
         self.requests[index] = None
         self.is_held[index] = False
 
     def release(self, index: int) -> None:
         """The slot may be given to another request."""
+        self.in_flight[index] = 0
         self._free.append(index)
 
     def _set_stop_ids(self, index: int, stop_ids: tuple[int, ...]) -> None:
         if len(stop_ids) > self.stop_ids.shape[1]:
             extra = len(stop_ids) - self.stop_ids.shape[1]
             self.stop_ids = np.pad(self.stop_ids, ((0, 0), (0, extra)), constant_values=_NO_TOKEN)
-        self.stop_ids[index] = _NO_TOKEN
-        self.stop_ids[index, : len(stop_ids)] = stop_ids
+        if stop_ids:
+            self.stop_ids[index] = _NO_TOKEN
+            self.stop_ids[index, : len(stop_ids)] = stop_ids
 
     def _grow(self) -> None:
         """Double the capacity: slots whose last step is in flight are not free, so more may be needed than may run."""
@@ -84,12 +96,12 @@ class SlotTable:
             "token_ids",
             "num_tokens",
             "num_computed",
-            "num_in_flight",
-            "steps_in_flight",
+            "in_flight",
             "max_total_tokens",
+            "min_stop_tokens",
             "valid_until",
-            "num_committed",
-            "attained_service",
+            "commit_at",
+            "service_before",
             "generation",
             "stop_ids",
             "is_held",
@@ -98,5 +110,7 @@ class SlotTable:
             grown = np.zeros((new, *array.shape[1:]), dtype=array.dtype)
             grown[:old] = array
             setattr(self, name, grown)
+        self.stop_ids[old:] = _NO_TOKEN
         self.requests.extend([None] * (new - old))
+        self.names.extend(Slot(index, 0) for index in range(old, new))
         self._free.extend(range(new - 1, old - 1, -1))

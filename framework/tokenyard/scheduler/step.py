@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from tokenyard.scheduler.request_state import RequestStatus
+from tokenyard.scheduler.slots import SAMPLED
 from tokenyard.scheduler_output import BlockTableUpdate, RequestStart, SchedulerOutput, Slot
 
 if TYPE_CHECKING:
-    from tokenyard.arrays import IntArray
+    from tokenyard.arrays import BoolArray, IntArray, LongArray
     from tokenyard.interfaces.kv_cache import Allocation
     from tokenyard.scheduler.request_state import Request
     from tokenyard.scheduler.slots import SlotTable
+
+
+ArrayT = TypeVar("ArrayT", bound="np.ndarray")
+
+_ONE_EACH = np.ones(3, dtype=np.int32)  # a decode: one token computed, one sampled, one step
+NO_SLOTS: LongArray = np.empty(0, dtype=np.intp)
 
 
 class StepBuilder:
@@ -21,30 +27,37 @@ class StepBuilder:
 
     def __init__(self, table: SlotTable) -> None:
         self._table = table
-        self._num_steps = 0
+        self.num_steps = 0
         self._ended: list[Slot] = []
-        self._clear()
+        self._decodes = self._last_slots = NO_SLOTS
+        self._generations: IntArray = np.empty(0, dtype=np.int32)
+        self._ones: IntArray = np.empty(0, dtype=np.int32)
+        self._trues: BoolArray = np.empty(0, dtype=np.bool_)
+        self._moved: dict[int, IntArray] = {}  # by step in flight
+        self._slots: list[int] = []  # of the rows that are no decodes
+        self._counts: list[int] = []
+        self._new: list[RequestStart] = []
+        self._resumed: list[RequestStart] = []
+        self._updates: list[BlockTableUpdate] = []
 
-    def add_running(self, slots: IntArray, counts: IntArray) -> None:
-        """Rows that are in the batch already, with the number of tokens each gets."""
-        self._slots.append(slots)
-        self._counts.append(counts)
+    @property
+    def has_rows(self) -> bool:
+        return len(self._decodes) > 0 or bool(self._slots)
+
+    def add_decodes(self, slots: LongArray) -> None:
+        """Rows that get one token and sample the next one; the array is kept, and never changed."""
+        self._decodes = slots
+
+    def add_prefill(self, slot: int, count: int) -> None:
+        """A row that gets `count` tokens of those that are known."""
+        self._slots.append(slot)
+        self._counts.append(count)
 
     def add_start(
-        self,
-        request: Request,
-        slot: Slot,
-        status: RequestStatus,
-        num_cached_tokens: int,
-        allocation: Allocation,
+        self, request: Request, slot: Slot, is_resumed: bool, num_cached_tokens: int, allocation: Allocation
     ) -> None:
-        """A request that enters the batch; its row is added by `add_running` besides."""
-        table = self._table
-        table.num_computed[slot.index] = num_cached_tokens
-        table.num_committed[slot.index] = num_cached_tokens
-        table.valid_until[slot.index] = allocation.valid_until_tokens
-        starts = self._resumed if status is RequestStatus.PREEMPTED else self._new
-        starts.append(
+        """A request that enters the batch; its row is added by `add_prefill` besides."""
+        (self._resumed if is_resumed else self._new).append(
             RequestStart(
                 request_id=request.request_id,
                 slot=slot,
@@ -54,56 +67,83 @@ class StepBuilder:
                 block_ids=allocation.new_block_ids,
                 params=request.core.params,
                 lora_name=request.core.lora_name,
+                stop_token_ids=request.core.stop_token_ids,
             )
         )
 
     def add_blocks(self, slot: int, start: int, allocation: Allocation) -> None:
-        """The table of a running request grew from block `start` on."""
-        named = Slot(slot, int(self._table.generation[slot]))
-        self._updates.extend(
-            BlockTableUpdate(named, group, start, block_ids) for group, block_ids in enumerate(allocation.new_block_ids)
-        )
+        """The tables of a running request grew from block `start` on."""
+        name = self._table.names[slot]
+        for group, block_ids in enumerate(allocation.new_block_ids):
+            self._updates.append(BlockTableUpdate(name, group, start, block_ids))
 
     def add_ended(self, slot: int) -> None:
         """The request of this slot left the batch."""
-        self._ended.append(Slot(slot, int(self._table.generation[slot])))
+        self._ended.append(self._table.names[slot])
+        if self._updates:  # blocks that it got in this step are given back with the others
+            self._updates = [update for update in self._updates if update.slot.index != slot]
 
     def finish(self, now: float) -> SchedulerOutput | None:
         """The step, counted as in flight from now on; None when no row was added."""
-        slots, counts = np.concatenate(self._slots), np.concatenate(self._counts)
-        if not len(slots):
+        if not self.has_rows:
             return None
         table = self._table
+        slots, counts, samples, moved = self._rows()
         before = table.num_computed[slots]
         output = SchedulerOutput(
-            step=self._num_steps,
+            step=self.num_steps,
             scheduled_at=now,
             new=tuple(self._new),
             resumed=tuple(self._resumed),
             slots=slots,
-            generations=table.generation[slots],
+            generations=self._generations_of(slots),
             num_computed_tokens=before,
             num_scheduled_tokens=counts,
-            samples=before + counts == table.num_tokens[slots],
+            samples=samples,
             block_table_updates=tuple(self._updates),
             finished=tuple(self._ended),
         )
-        table.num_computed[slots] += counts
-        table.num_in_flight[slots] += counts
-        table.steps_in_flight[slots] += 1
-        self._num_steps += 1
+        table.num_computed[slots] = before + counts
+        table.in_flight[slots] += moved
+        self._moved[self.num_steps] = moved
+        self.num_steps += 1
         self._ended.clear()
         self._clear()
         return output
 
-    @property
-    def num_steps(self) -> int:
-        return self._num_steps
+    def land(self, output: SchedulerOutput) -> IntArray:
+        """[R, 3] or [3]: what a step that has come back added to SlotTable.in_flight."""
+        return self._moved.pop(output.step)
+
+    def _rows(self) -> tuple[LongArray, IntArray, BoolArray, IntArray]:
+        """Slots, counts, which rows sample, and what goes in flight. Decodes first, then the others as they came."""
+        decodes, num_decodes = self._decodes, len(self._decodes)
+        if num_decodes > len(self._ones):
+            self._ones, self._trues = _frozen(np.ones(num_decodes, np.int32)), _frozen(np.ones(num_decodes, np.bool_))
+        ones, trues = self._ones[:num_decodes], self._trues[:num_decodes]
+        if not self._slots:
+            return decodes, ones, trues, _ONE_EACH
+        table = self._table
+        slots, counts = np.array(self._slots, dtype=np.intp), np.array(self._counts, dtype=np.int32)
+        known = table.num_tokens[slots] + table.in_flight[slots, SAMPLED]
+        samples = np.concatenate((trues, table.num_computed[slots] + counts == known))
+        counts = np.concatenate((ones, counts))
+        moved = np.stack((counts, samples.astype(np.int32), np.ones_like(counts)), axis=1)
+        return np.concatenate((decodes, slots)), counts, samples, moved
+
+    def _generations_of(self, slots: LongArray) -> IntArray:
+        """A slot is left and taken again only with a new array of slots, so the same array has the same generations."""
+        if slots is not self._last_slots:
+            self._last_slots, self._generations = slots, _frozen(self._table.generation[slots])
+        return self._generations
 
     def _clear(self) -> None:
-        empty = np.empty(0, dtype=np.int32)
-        self._slots: list[IntArray] = [empty]
-        self._counts: list[IntArray] = [empty]
-        self._new: list[RequestStart] = []
-        self._resumed: list[RequestStart] = []
-        self._updates: list[BlockTableUpdate] = []
+        self._decodes = NO_SLOTS
+        for rows in (self._slots, self._counts, self._new, self._resumed, self._updates):
+            rows.clear()
+
+
+def _frozen(array: ArrayT) -> ArrayT:
+    """Read-only: it is handed out in more than one output."""
+    array.flags.writeable = False
+    return array

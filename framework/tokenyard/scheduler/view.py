@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from random import Random
 from typing import TYPE_CHECKING, cast
@@ -23,7 +23,7 @@ class PolicyView:
         clock: Clock,
         kv_cache_manager: KVCacheManager,
         waiting: WaitingQueue,
-        running: list[RequestView],
+        running: Mapping[str, RequestView],
         block_size: int,
         seed: int,
     ) -> None:
@@ -64,7 +64,7 @@ class PolicyView:
 
     @property
     def running(self) -> Sequence[RequestView]:
-        return tuple(self._running)
+        return tuple(self._running.values())
 
     def waiting(self, limit: int) -> Sequence[RequestView]:
         return tuple(islice(self._waiting, limit))

@@ -6,6 +6,7 @@ import heapq
 from typing import TYPE_CHECKING, TypeAlias
 
 from tokenyard.errors import PluginError
+from tokenyard.interfaces.scheduler import RequestStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +24,8 @@ class WaitingQueue:
         self._entries: dict[int, Request] = {}  # entry number -> request
         self._numbers: dict[str, int] = {}  # request id -> its live entry number
         self._next_number = 0
+        self._aside: list[tuple[_Rank, int]] = []
+        self._started: set[str] = set()  # ids of those that ran before
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -32,9 +35,14 @@ class WaitingQueue:
 
     def __iter__(self) -> Iterator[Request]:
         """In admission order; for reports and tests, not for the step loop."""
-        for _, number in sorted(self._heap):
+        for _, number in sorted((*self._heap, *self._aside)):
             if number in self._entries:
                 yield self._entries[number]
+
+    @property
+    def num_started(self) -> int:
+        """Of those that wait, how many ran before and were preempted."""
+        return len(self._started)
 
     def push(self, request: Request, key: object) -> None:
         """Queue by `key`."""
@@ -45,7 +53,7 @@ class WaitingQueue:
         self._insert(request, (0, (), request.arrival_time, request.request_id))
 
     def peek(self) -> Request | None:
-        """The first request, or None."""
+        """The first request that was not set aside, or None."""
         while self._heap:
             request = self._entries.get(self._heap[0][1])
             if request is not None:
@@ -53,8 +61,19 @@ class WaitingQueue:
             heapq.heappop(self._heap)
         return None
 
+    def set_aside(self) -> None:
+        """Skip the first request until `take_back`; it keeps its place."""
+        self._aside.append(heapq.heappop(self._heap))
+
+    def take_back(self) -> None:
+        """Requests that were set aside stand where they stood."""
+        for entry in self._aside:
+            heapq.heappush(self._heap, entry)
+        self._aside.clear()
+
     def remove(self, request_id: str) -> Request | None:
         """Take a request out, wherever it stands; None when it does not wait."""
+        self._started.discard(request_id)
         number = self._numbers.pop(request_id, None)
         return None if number is None else self._entries.pop(number)
 
@@ -72,3 +91,5 @@ class WaitingQueue:
         self._next_number += 1
         self._entries[number] = request
         self._numbers[request.request_id] = number
+        if request.status is RequestStatus.PREEMPTED:
+            self._started.add(request.request_id)

@@ -441,7 +441,9 @@ def test_a_policy_that_decides_what_is_not_asked_is_refused_by_name() -> None:
         def chunk_size(self, request: RequestView, num_left: int, view: SchedulerView) -> int:
             return 1
 
-    with pytest.raises(PluginError, match=r"Chunks overrides chunk_size.*it asks: requeue_key, victim, waiting_key"):
+    with pytest.raises(
+        PluginError, match=r"Chunks overrides chunk_size.*it asks: admit, requeue_key, victim, waiting_key, wake_at"
+    ):
         ScriptedEngine(policy=Chunks())
 
 
@@ -478,7 +480,7 @@ def test_a_victim_is_one_of_the_candidates_or_an_error() -> None:
     engine = ScriptedEngine(policy=Wrong(), num_blocks=5, block_size=4, max_model_len=64)
     engine.add("a", 6, max_tokens=12)
     engine.add("b", 6, max_tokens=12)
-    with pytest.raises(PluginError, match="none of the 1 candidates"):
+    with pytest.raises(PluginError, match="none of the 2 candidates"):
         engine.run()
 
 

@@ -1,0 +1,187 @@
+"""Admission: deferral, refusal, wait reasons, and what happens when nothing could ever run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from scripted_engine import ScriptedEngine
+from tokenyard.errors import PluginError
+from tokenyard.interfaces import (
+    AdmitDecision,
+    Allocation,
+    Hit,
+    KVRequest,
+    RequestView,
+    SchedulerView,
+    SchedulingPolicy,
+    WaitReason,
+)
+from tokenyard.kv_cache import PagedKVCacheManager
+from tokenyard.request import FinishReason
+
+
+class Choosy(SchedulingPolicy):
+    """Defers and rejects by id."""
+
+    def __init__(self, deferred: Sequence[str] = (), rejected: Sequence[str] = (), wakes: bool = True) -> None:
+        self.deferred, self.rejected, self.wakes = set(deferred), set(rejected), wakes
+
+    def admit(self, request: RequestView, view: SchedulerView) -> AdmitDecision:
+        if request.request_id in self.rejected:
+            return AdmitDecision.reject("too late")
+        return AdmitDecision.defer("not yet") if request.request_id in self.deferred else AdmitDecision.accept()
+
+    def wake_at(self, view: SchedulerView) -> float | None:
+        return view.now + 1.0 if self.wakes else None
+
+
+def waiting(engine: ScriptedEngine) -> dict[str, WaitReason | None]:
+    return {row.request_id: row.wait_reason for row in engine.scheduler.snapshot().waiting}
+
+
+def running(engine: ScriptedEngine) -> list[str]:
+    return [row.request_id for row in engine.scheduler.snapshot().running]
+
+
+def test_s8_skipped_requests_return_ahead_in_their_order_and_both_lengths_are_told() -> None:
+    policy = Choosy(deferred=["r0", "r2"])
+    engine = ScriptedEngine(policy=policy, max_num_seqs=2)
+    for i in range(5):
+        engine.add(f"r{i}", 8, arrival=float(i))
+    engine.step()
+    assert running(engine) == ["r1", "r3"]
+    assert waiting(engine) == {
+        "r0": WaitReason.DEFERRED,
+        "r2": WaitReason.DEFERRED,
+        "r4": WaitReason.MAX_NUM_SEQS,
+    }
+    assert (engine.scheduler.stats().num_waiting, engine.scheduler.stats().num_skipped) == (3, 2)
+    policy.deferred = set()
+    engine.finish("r1", "r3")
+    engine.step()
+    assert running(engine) == ["r0", "r2"]
+    assert engine.scheduler.stats().num_skipped == 0
+
+
+def test_a_deferred_request_tells_the_policys_words() -> None:
+    engine = ScriptedEngine(policy=Choosy(deferred=["a"]))
+    engine.add("a", 8)
+    assert engine.schedule() is None
+    (row,) = engine.scheduler.snapshot().waiting
+    assert row.wait_detail == "not yet"
+    assert engine.scheduler.wake_at() == 1.0
+
+
+def test_a_policy_that_defers_everybody_for_good_ends_the_first_with_an_error() -> None:
+    engine = ScriptedEngine(policy=Choosy(deferred=["a", "b"], wakes=False))
+    engine.add("a", 8)
+    engine.add("b", 8)
+    assert engine.schedule() is None
+    (end,) = engine.scheduler.take_finished()
+    assert (end.request_id, end.reason) == ("a", FinishReason.ERROR)
+    assert end.error is not None
+    assert "Choosy deferred the request (not yet) although nothing runs" in end.error
+    assert list(waiting(engine)) == ["b"]
+
+
+@pytest.mark.parametrize("at_arrival", [True, False])
+def test_a_rejected_request_ends_with_the_policys_reason(at_arrival: bool) -> None:
+    policy = Choosy(rejected=["a"] if at_arrival else [])
+    engine = ScriptedEngine(policy=policy)
+    engine.add("a", 8)
+    engine.add("b", 8, max_tokens=1)
+    policy.rejected = {"a"}
+    outputs = engine.step()
+    assert outputs is not None
+    assert {(end.request_id, end.reason, end.error) for end in outputs.finished} == {
+        ("a", FinishReason.ERROR, "rejected by scheduling policy Choosy: too late"),
+        ("b", FinishReason.LENGTH, None),
+    }
+    engine.check_idle()
+
+
+def test_a_decision_that_is_none_is_refused() -> None:
+    class Wrong(SchedulingPolicy):
+        def admit(self, request, view):  # type: ignore[no-untyped-def]
+            return True
+
+    engine = ScriptedEngine(policy=Wrong())
+    with pytest.raises(PluginError, match="Wrong returned True from admit; it must be AdmitDecision"):
+        engine.add("a", 8)
+    assert not engine.scheduler.has_requests()
+
+
+def test_every_wait_has_its_reason() -> None:
+    engine = ScriptedEngine(max_num_seqs=3, max_num_batched_tokens=32, num_blocks=10, block_size=4, max_model_len=64)
+    engine.add("a", 20, max_tokens=12)
+    assert waiting(engine) == {"a": WaitReason.NEW}
+    engine.step()
+    engine.add("b", 24, arrival=1.0)
+    engine.add("c", 4, arrival=2.0)
+    assert waiting(engine) == {"b": WaitReason.NEW, "c": WaitReason.NEW}
+    engine.step()
+    assert waiting(engine) == {"b": WaitReason.KV_BLOCKS, "c": WaitReason.BEHIND}
+    assert engine.scheduler.stats().wait_reason == "kv_blocks"
+    detail = engine.scheduler.snapshot(limit=1).waiting[0].wait_detail
+    assert detail == "24 tokens to hold, 4 of 10 blocks were free"
+    engine.scheduler.pause_admission(True)
+    engine.step()
+    assert set(waiting(engine).values()) == {WaitReason.PAUSED}
+    engine.scheduler.pause_admission(False)
+    engine.run()
+    assert engine.scheduler.stats().wait_reason is None
+    engine.check_idle()
+
+
+def test_a_budget_that_is_used_up_is_the_reason() -> None:
+    engine = ScriptedEngine(max_num_batched_tokens=16, max_num_seqs=8)
+    engine.add("a", 16)
+    engine.add("b", 4, arrival=1.0)
+    engine.schedule()
+    assert waiting(engine) == {"b": WaitReason.TOKEN_BUDGET}
+
+
+def test_a_step_that_preempts_admits_nobody() -> None:
+    engine = ScriptedEngine(num_blocks=5, block_size=4, max_model_len=64)
+    engine.add("a", 6, max_tokens=12)
+    engine.add("b", 6, max_tokens=12, arrival=1.0)
+    while not engine.scheduler.stats().num_preemptions:
+        engine.step()
+    engine.add("c", 1, arrival=2.0)
+    assert waiting(engine) == {"b": WaitReason.PREEMPTION, "c": WaitReason.NEW}
+    engine.run()
+    engine.check_idle()
+
+
+class Leaking(PagedKVCacheManager):
+    """Refuses more than it promised."""
+
+    def allocate(
+        self, request: KVRequest, num_tokens: int, hit: Hit | None = None, num_lookahead: int = 0
+    ) -> Allocation | None:
+        return None if num_tokens > 8 else super().allocate(request, num_tokens, hit, num_lookahead)
+
+
+def test_a_request_that_does_not_fit_although_nothing_runs_ends_with_the_numbers() -> None:
+    engine = ScriptedEngine(kv=Leaking(num_blocks=10, block_size=4), block_size=4)
+    engine.add("a", 12)
+    engine.add("b", 4, max_tokens=2, arrival=1.0)
+    engine.run()
+    assert engine.ended["a"].reason is FinishReason.ERROR
+    assert engine.ended["a"].error == (
+        "the request can never run: 12 tokens do not fit although nothing else runs (10 of 10 blocks of 4 tokens are "
+        "free)"
+    )
+    assert len(engine.tokens["b"]) == 2
+
+
+def test_a_lone_request_that_gets_no_block_ends_with_an_error_instead_of_running_round() -> None:
+    engine = ScriptedEngine(kv=Leaking(num_blocks=10, block_size=4), block_size=4)
+    engine.add("a", 6, max_tokens=20)
+    for _ in range(10):
+        if engine.step() is None:
+            break
+    (end,) = engine.scheduler.take_finished()
+    assert (end.request_id, end.reason) == ("a", FinishReason.ERROR)
+    assert engine.scheduler.stats().num_preemptions == 1
