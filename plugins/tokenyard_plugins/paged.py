@@ -19,6 +19,9 @@ def _make(options: NoOptions, context: KVCacheManagerContext) -> KVCacheManager:
         num_blocks=context.num_blocks,
         block_size=context.config.block_size,
         enable_prefix_caching=context.config.enable_prefix_caching,
+        group_windows=context.group_windows,
+        eviction=context.config.eviction,
+        records_events=context.records_events,
     )
 
 
@@ -26,7 +29,7 @@ def _make(options: NoOptions, context: KVCacheManagerContext) -> KVCacheManager:
 def tokenyard_kv_cache_managers() -> Iterator[KVCacheManagerDescriptor[NoOptions]]:
     yield KVCacheManagerDescriptor(
         name="paged",
-        api_version=(1, 1),
-        summary="reference-counted blocks, prefix cache by chained sha256, least recently used goes first",
+        api_version=(1, 2),
+        summary="reference-counted blocks per KV group, prefix cache by chained sha256, eviction lru or fifo",
         factory=_make,
     )

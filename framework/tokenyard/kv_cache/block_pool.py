@@ -1,9 +1,10 @@
-"""BlockPool: reference counts, the free list and the map from block hashes to blocks."""
+"""BlockPool: reference counts, the free list and the map from content to blocks."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+
+from tokenyard.kv_cache.free_list import make_free_list
 
 NULL_BLOCK = 0
 """Block 0 is never handed out: unused block-table entries point to it, so that every entry is a legal index."""
@@ -12,17 +13,25 @@ NULL_BLOCK = 0
 class BlockPool:
     """`num_blocks` usable blocks with ids 1 .. num_blocks.
 
-    A block is *referenced* (its count says by how many tables) or *free*. A free block keeps its hash, and so its
-    content, until it is handed out again: free blocks are reused in the order in which they became free (LRU).
+    A block is *referenced* (its count says by how many table entries) or *free*. A free block keeps its hash, and so
+    its content, until it is handed out again; the eviction rule says which one that is. `on_removed` is called with a
+    hash when its last block is handed out to hold something else.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(
+        self, num_blocks: int, *, eviction: str = "lru", on_removed: Callable[[bytes], None] | None = None
+    ) -> None:
         self.num_blocks = num_blocks
+        self._on_removed = on_removed
+        self._free = make_free_list(eviction, num_blocks)
         self._ref_counts = [0] * (num_blocks + 1)
         self._hashes: list[bytes | None] = [None] * (num_blocks + 1)
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks + 1))
+        self._blocks: dict[bytes, int] = {}
+        self.find: Callable[[bytes], int | None] = self._blocks.get
+        """A block with this content, or None. Bound once: a look-up asks for every block of a prompt."""
         # Several blocks may hold one content: two requests can compute the same prefix at the same time.
-        self._blocks_by_hash: dict[bytes, dict[int, None]] = {}
+        self._duplicates: dict[bytes, list[int]] = {}  # those that are not in _blocks
+        self.version = 0  # while it stands still, `find` answers as before
 
     @property
     def num_free(self) -> int:
@@ -39,62 +48,89 @@ class BlockPool:
 
     def cached_hashes(self) -> frozenset[bytes]:
         """Hashes whose content some block holds."""
-        return frozenset(self._blocks_by_hash)
+        return frozenset(self._blocks)
 
-    def find(self, block_hash: bytes) -> int | None:
-        """A block with this content, or None."""
-        blocks = self._blocks_by_hash.get(block_hash)
-        return next(iter(blocks)) if blocks else None
+    def find_all(self, block_hash: bytes) -> list[int]:
+        """Every block with this content."""
+        block_id = self._blocks.get(block_hash)
+        return [] if block_id is None else [block_id, *self._duplicates.get(block_hash, ())]
+
+    def num_idle(self, block_ids: Iterable[int]) -> int:
+        """How many of these nobody references."""
+        counts = self._ref_counts
+        return [counts[block_id] for block_id in block_ids].count(0)
 
     def take(self, block_ids: Iterable[int]) -> None:
         """Add a reference to blocks that hold cached content."""
+        counts = self._ref_counts
         for block_id in block_ids:
-            if self._ref_counts[block_id] == 0:
-                del self._free[block_id]
-            self._ref_counts[block_id] += 1
+            if counts[block_id] == 0:
+                self._free.remove(block_id)
+            counts[block_id] += 1
 
     def pop(self, count: int) -> list[int]:
-        """Hand out the `count` blocks that have been free longest, each with one reference and no content.
+        """Hand out the `count` blocks that the eviction rule chooses, each with one reference and no content.
 
         The caller has checked `num_free`; too few is a bug and raises RuntimeError.
         """
-        if count > len(self._free):
-            raise RuntimeError(f"no free blocks: {count} asked for, {len(self._free)} free")
-        block_ids = [self._free.popitem(last=False)[0] for _ in range(count)]
+        block_ids = self._free.pop(count)
         for block_id in block_ids:
-            self._forget(block_id)
+            if self._hashes[block_id] is not None:
+                self._forget(block_id)
             self._ref_counts[block_id] = 1
         return block_ids
 
-    def release(self, block_ids: Sequence[int]) -> None:
-        """Drop a reference to each block of a table, last one first: a prefix is evicted from its end."""
-        for block_id in reversed(block_ids):
-            count = self._ref_counts[block_id] - 1
+    def release(self, block_ids: Iterable[int]) -> None:
+        """Drop a reference to each; of those that become free, the first is evicted first."""
+        counts, freed = self._ref_counts, []
+        for block_id in block_ids:
+            count = counts[block_id] - 1
             if count < 0:
                 raise RuntimeError(f"block {block_id} is released more often than it was taken")
-            self._ref_counts[block_id] = count
+            counts[block_id] = count
             if count == 0:
-                self._free[block_id] = None
+                freed.append(block_id)
+        self._free.append(freed)
 
-    def publish(self, block_id: int, block_hash: bytes) -> None:
-        """Say what a full block holds, so that `find` can return it."""
-        if self._hashes[block_id] is not None:
-            raise RuntimeError(f"block {block_id} has a hash already")
-        self._hashes[block_id] = block_hash
-        self._blocks_by_hash.setdefault(block_hash, {})[block_id] = None
+    def publish(self, block_ids: Sequence[int], block_hashes: Sequence[bytes]) -> None:
+        """Say what full blocks hold, all written at once and in the order of their tokens, so that `find` knows."""
+        for block_id, block_hash in zip(block_ids, block_hashes, strict=True):
+            if self._hashes[block_id] is not None:
+                raise RuntimeError(f"block {block_id} has a hash already")
+            if not self._ref_counts[block_id]:
+                raise RuntimeError(f"block {block_id} is free: nobody can have written to it")
+            self._hashes[block_id] = block_hash
+            if block_hash in self._blocks:
+                self._duplicates.setdefault(block_hash, []).append(block_id)
+            else:
+                self._blocks[block_hash] = block_id
+        self.version += 1
+        self._free.on_written(block_ids)
 
-    def clear(self) -> None:
-        """Forget the content of every block."""
-        for block_id in range(1, self.num_blocks + 1):
-            self._hashes[block_id] = None
-        self._blocks_by_hash.clear()
+    def clear(self) -> bool:
+        """Forget the content of every block; returns whether there was any."""
+        had_content = bool(self._blocks)
+        self._hashes = [None] * len(self._hashes)
+        self._blocks.clear()
+        self._duplicates.clear()
+        self.version += 1
+        self._free.on_cleared()
+        return had_content
 
     def _forget(self, block_id: int) -> None:
-        block_hash = self._hashes[block_id]
+        block_hash, self._hashes[block_id] = self._hashes[block_id], None
         if block_hash is None:
             return
-        self._hashes[block_id] = None
-        blocks = self._blocks_by_hash[block_hash]
-        del blocks[block_id]
-        if not blocks:
-            del self._blocks_by_hash[block_hash]
+        self.version += 1
+        others = self._duplicates.get(block_hash)
+        if others is None:
+            del self._blocks[block_hash]
+            if self._on_removed is not None:
+                self._on_removed(block_hash)
+            return
+        if self._blocks[block_hash] == block_id:
+            self._blocks[block_hash] = others.pop(0)
+        else:
+            others.remove(block_id)
+        if not others:
+            del self._duplicates[block_hash]

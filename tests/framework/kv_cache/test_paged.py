@@ -1,49 +1,18 @@
-"""PagedKVCacheManager and its block pool: tables, hits, eviction, invariants."""
+"""PagedKVCacheManager with one KV group: tables, hits, eviction."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-import numpy as np
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from kv_requests import FakeRequest, decode, ids, start, table
+from tokenyard.errors import ConfigError
 from tokenyard.interfaces import Hit
-from tokenyard.kv_cache import BlockPool, PagedKVCacheManager
-from tokenyard.kv_cache.hashing import block_hash, root_hash
+from tokenyard.interfaces.kv_cache import ExtraKey
+from tokenyard.kv_cache import PagedKVCacheManager
 
-if TYPE_CHECKING:
-    from tokenyard.arrays import IntArray
-
-
-@dataclass
-class FakeRequest:
-    request_id: str
-    tokens: list[int]
-    cache_salt: str | None = None
-    lora_name: str | None = None
-    skip_prefix_cache: bool = False
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.tokens)
-
-    @property
-    def token_ids(self) -> IntArray:
-        return np.array(self.tokens, dtype=np.int32)
+both_rules = pytest.mark.parametrize("eviction", ["lru", "fifo"])
 
 
-def start(manager: PagedKVCacheManager, request: FakeRequest) -> tuple[int, list[int]]:
-    """Admit a request and compute its prompt: (hit tokens, its block table)."""
-    hit = manager.lookup(request)
-    allocation = manager.allocate(request, request.num_tokens, hit)
-    assert allocation is not None
-    manager.commit(request, request.num_tokens)
-    manager.check_invariants()
-    return hit.tokens, manager.block_ids(request)[0].tolist()
+# Tables and hits
 
 
 def test_k1_a_cold_prompt_takes_whole_blocks_and_hashes_the_full_ones() -> None:
@@ -67,9 +36,101 @@ def test_k5_a_request_that_must_compute_its_prompt_reads_nothing_but_fills_the_c
     skipping = FakeRequest("b", list(range(40)), skip_prefix_cache=True)
     assert start(manager, skipping) == (0, [4, 5, 6])
     assert manager.pool.block_hash(1) == manager.pool.block_hash(4)
+    assert start(manager, FakeRequest("c", list(range(40))))[0] == 32
 
 
-def test_k7_the_end_of_a_freed_request_is_evicted_before_its_start() -> None:
+def test_k6_decoding_takes_a_block_only_when_it_crosses_an_edge_and_hashes_what_it_completes() -> None:
+    manager = PagedKVCacheManager(num_blocks=10, block_size=16)
+    request = FakeRequest("a", list(range(60)))
+    assert start(manager, request) == (0, [1, 2, 3, 4])
+    assert decode(manager, request, 70, 71, 72) == []
+    assert manager.pool.block_hash(4) is None
+    assert decode(manager, request, 73) == []
+    assert manager.pool.block_hash(4) is not None
+    assert decode(manager, request, 74) == [5]
+    assert manager.lookup(FakeRequest("b", [*range(60), 70, 71, 72, 73, 1])).tokens == 64
+
+
+@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize("length", [15, 16, 17, 31, 32, 33])
+def test_kv_07_blocks_are_taken_exactly_when_the_first_token_of_one_is_written(length: int, caching: bool) -> None:
+    manager = PagedKVCacheManager(num_blocks=8, block_size=16, enable_prefix_caching=caching)
+    request = FakeRequest("a", list(range(length)))
+    assert len(start(manager, request)[1]) == -(-length // 16)
+    for num_tokens in range(length + 1, length + 21):
+        assert len(decode(manager, request, num_tokens)) == (num_tokens % 16 == 1)
+    manager.free(request)
+    manager.check_invariants()
+    assert manager.usage == (8, 8)
+
+
+def test_k12_only_full_blocks_are_registered_from_wherever_the_last_commit_ended() -> None:
+    manager = PagedKVCacheManager(num_blocks=10, block_size=4)
+    request = FakeRequest("a", list(range(14)))
+    assert manager.allocate(request, 14, manager.lookup(request)) is not None
+    for num_computed, num_cached in ((3, 0), (10, 2), (11, 2), (14, 3), (9, 3)):
+        manager.commit(request, num_computed)
+        manager.check_invariants()
+        assert len(manager.inspect().cached_hashes) == num_cached
+
+
+@pytest.mark.parametrize("length", [16, 32, 48])
+def test_k14_kv_01_something_is_always_left_to_compute(length: int) -> None:
+    manager = PagedKVCacheManager(num_blocks=20, block_size=16)
+    assert start(manager, FakeRequest("a", list(range(length))))[0] == 0
+    assert start(manager, FakeRequest("b", list(range(length))))[0] == length - 16
+    assert manager.lookup(FakeRequest("c", [*range(length), 1])).tokens == length
+    with pytest.raises(RuntimeError, match="look the request up again"):
+        manager.allocate(FakeRequest("d", list(range(length))), length, Hit(length))
+
+
+def test_kv_02_recomputing_the_last_block_keeps_the_chain() -> None:
+    manager = PagedKVCacheManager(num_blocks=20, block_size=16)
+    hits: list[int] = []
+    for length in (48, 48, 48, 64):
+        request = FakeRequest(f"r{len(hits)}", list(range(length)))
+        hits.append(start(manager, request)[0])
+        manager.free(request)
+    assert hits == [0, 32, 32, 48]
+
+
+def test_k22_a_follow_up_hits_prompt_and_generated_tokens() -> None:
+    manager = PagedKVCacheManager(num_blocks=10, block_size=4)
+    request = FakeRequest("a", list(range(6)))
+    start(manager, request)
+    decode(manager, request, *range(50, 56))
+    manager.free(request)
+    assert manager.lookup(FakeRequest("b", [*request.tokens, 99])).tokens == 12
+
+
+def test_block_size_one_is_legal() -> None:
+    manager = PagedKVCacheManager(num_blocks=8, block_size=1)
+    start(manager, FakeRequest("a", [5, 6, 7]))
+    assert start(manager, FakeRequest("b", [5, 6, 7, 8]))[0] == 3
+    assert start(manager, FakeRequest("c", [5, 6, 7]))[0] == 2
+
+
+def test_u6_lookahead_takes_blocks_for_tokens_that_may_come() -> None:
+    manager = PagedKVCacheManager(num_blocks=4, block_size=4)
+    request = FakeRequest("a", list(range(3)))
+    allocation = manager.allocate(request, 3, Hit(0), num_lookahead=2)
+    assert (ids(allocation), allocation and allocation.valid_until_tokens) == ([1, 2], 8)
+    assert ids(manager.allocate(request, 8)) == []
+    assert manager.allocate(request, 15, num_lookahead=2) is None
+
+
+def test_u6_lookahead_comes_on_top_of_blocks_that_are_cached() -> None:
+    manager = PagedKVCacheManager(num_blocks=6, block_size=4)
+    start(manager, FakeRequest("a", list(range(9))))
+    request = FakeRequest("b", list(range(11)))
+    assert ids(manager.allocate(request, 11, manager.lookup(request), num_lookahead=2)) == [1, 2, 4, 5]
+    manager.check_invariants()
+
+
+# Eviction
+
+
+def test_k7_after_freeing_the_head_of_the_free_list_is_what_was_never_used() -> None:
     manager = PagedKVCacheManager(num_blocks=10, block_size=16)
     first, second = FakeRequest("a", list(range(90))), FakeRequest("b", list(range(1000, 1048)))
     start(manager, first)
@@ -77,6 +138,7 @@ def test_k7_the_end_of_a_freed_request_is_evicted_before_its_start() -> None:
     manager.free(first)
     manager.free(second)
     assert start(manager, FakeRequest("c", [*range(32), *range(500, 510)])) == (32, [1, 2, 10])
+    assert start(manager, FakeRequest("d", list(range(600, 690)))) == (0, [6, 5, 4, 3, 9, 8])
 
 
 def test_k7_of_one_request_the_last_block_is_reused_first() -> None:
@@ -88,68 +150,58 @@ def test_k7_of_one_request_the_last_block_is_reused_first() -> None:
     assert manager.lookup(FakeRequest("c", list(range(12)))).tokens == 8
 
 
-def test_kv_02_recomputing_the_last_block_keeps_the_chain() -> None:
-    manager = PagedKVCacheManager(num_blocks=20, block_size=16)
-    hits = []
-    for length in (48, 48, 48, 64):
-        request = FakeRequest(f"r{len(hits)}", list(range(length)))
-        hits.append(start(manager, request)[0])
+@both_rules
+def test_lru_keeps_what_was_hit_lately_and_fifo_what_was_written_lately(eviction: str) -> None:
+    manager = PagedKVCacheManager(num_blocks=4, block_size=4, eviction=eviction)
+    old, new = FakeRequest("old", [1] * 4), FakeRequest("new", [2] * 4)
+    for request in (old, new):
+        start(manager, request)
         manager.free(request)
-    assert hits == [0, 32, 32, 48]
+    again = FakeRequest("again", [*old.tokens, 7])
+    assert start(manager, again)[0] == 4
+    manager.free(again)
+    start(manager, FakeRequest("other", [3] * 9))
+    assert manager.lookup(FakeRequest("x", [*old.tokens, 9])).tokens == (4 if eviction == "lru" else 0)
+    assert manager.lookup(FakeRequest("y", [*new.tokens, 9])).tokens == (0 if eviction == "lru" else 4)
 
 
-def test_u6_lookahead_takes_blocks_for_tokens_that_may_come() -> None:
-    manager = PagedKVCacheManager(num_blocks=4, block_size=4)
-    request = FakeRequest("a", list(range(3)))
-    allocation = manager.allocate(request, 3, Hit(0), num_lookahead=2)
-    assert allocation is not None
-    assert (allocation.new_block_ids[0].tolist(), allocation.valid_until_tokens) == ([1, 2], 8)
-    assert manager.allocate(request, 15, num_lookahead=2) is None
-
-
-def test_what_was_remembered_of_a_waiting_request_goes_with_it() -> None:
-    manager = PagedKVCacheManager(num_blocks=8, block_size=4)
-    start(manager, FakeRequest("seed", list(range(9))))
-    waiting = FakeRequest("a", list(range(9)))
-    assert manager.lookup(waiting).tokens == 8
-    manager.free(waiting)
-    assert manager.lookup(FakeRequest("a", list(range(100, 109)))).tokens == 0
-
-
-def test_k8_a_reused_block_has_lost_its_hash() -> None:
-    manager = PagedKVCacheManager(num_blocks=2, block_size=4)
+@both_rules
+def test_k8_a_reused_block_has_lost_its_hash(eviction: str) -> None:
+    manager = PagedKVCacheManager(num_blocks=2, block_size=4, eviction=eviction)
     request = FakeRequest("a", list(range(8)))
     start(manager, request)
     manager.free(request)
     assert start(manager, FakeRequest("b", list(range(100, 107))))[0] == 0
     assert manager.lookup(FakeRequest("c", list(range(9)))).tokens == 0
+    assert len(manager.inspect().cached_hashes) == 1
 
 
-def test_k10_without_caching_nothing_hits_and_too_few_blocks_change_nothing() -> None:
-    manager = PagedKVCacheManager(num_blocks=4, block_size=4, enable_prefix_caching=False)
-    start(manager, FakeRequest("a", list(range(12))))
-    assert manager.lookup(FakeRequest("b", list(range(12)))).tokens == 0
-    assert manager.allocate(FakeRequest("b", list(range(12))), 12, Hit(0)) is None
+@both_rules
+def test_k9_blocks_just_hit_are_not_evicted_for_the_same_requests_new_blocks(eviction: str) -> None:
+    manager = PagedKVCacheManager(num_blocks=2, block_size=4, eviction=eviction)
+    first = FakeRequest("a", list(range(4)))
+    start(manager, first)
+    manager.free(first)
+    second = FakeRequest("b", [9])
+    start(manager, second)
+    manager.free(second)  # both are free now, and block 1 has been so for longer
+    assert start(manager, FakeRequest("c", [*range(4), 7])) == (4, [1, 2])
+
+
+@both_rules
+def test_k9_a_hit_on_free_blocks_leaves_fewer_for_new_ones(eviction: str) -> None:
+    manager = PagedKVCacheManager(num_blocks=3, block_size=4, eviction=eviction)
+    seed, other = FakeRequest("seed", list(range(8))), FakeRequest("other", [9])
+    start(manager, seed)
+    start(manager, other)
+    manager.free(seed)
+    request = FakeRequest("b", list(range(9)))
+    hit = manager.lookup(request)
+    assert (hit.tokens, manager.usage.num_free_blocks) == (8, 2)
+    assert manager.allocate(request, 9, hit) is None
     manager.check_invariants()
-    assert manager.usage == (1, 4)
-
-
-def test_k14_something_is_always_left_to_compute() -> None:
-    manager = PagedKVCacheManager(num_blocks=20, block_size=16)
-    start(manager, FakeRequest("a", list(range(48))))
-    hits = [manager.lookup(FakeRequest("b", list(range(length)))).tokens for length in (16, 17, 32, 48, 49)]
-    assert hits == [0, 16, 16, 32, 48]
-
-
-def test_k15_reset_waits_until_nothing_is_held() -> None:
-    manager = PagedKVCacheManager(num_blocks=4, block_size=4)
-    request = FakeRequest("a", list(range(9)))
-    start(manager, request)
-    assert manager.reset() is False
-    manager.free(request)
-    assert manager.reset() is True
-    assert manager.pool.cached_hashes() == frozenset()
-    assert manager.lookup(FakeRequest("b", list(range(9)))).tokens == 0
+    manager.free(other)
+    assert start(manager, request) == (8, [1, 2, 3])
 
 
 def test_k16_a_content_stays_cached_while_one_of_its_blocks_lives() -> None:
@@ -162,129 +214,82 @@ def test_k16_a_content_stays_cached_while_one_of_its_blocks_lives() -> None:
     assert manager.lookup(FakeRequest("d", list(range(5)))).tokens == 4
 
 
-def test_k22_a_follow_up_hits_prompt_and_generated_tokens() -> None:
-    manager = PagedKVCacheManager(num_blocks=10, block_size=4)
-    request = FakeRequest("a", list(range(6)))
-    start(manager, request)
-    for token in range(50, 56):
-        request.tokens.append(token)
-        assert manager.allocate(request, request.num_tokens) is not None
-        manager.commit(request, request.num_tokens)
-    manager.free(request)
-    assert manager.lookup(FakeRequest("b", [*request.tokens, 99])).tokens == 12
+# What separates requests
 
 
-def test_g2_tenants_and_adapters_never_share_blocks() -> None:
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"cache_salt": "y"},
+        {"cache_salt": ""},
+        {"lora_name": "x"},
+        {"cache_salt": "x", "lora_name": ""},
+        {"cache_salt": "x", "extra_keys": [ExtraKey("image", 0, 1)]},
+    ],
+)
+def test_g2_k24_salt_adapter_and_extra_keys_separate_the_cache(other: dict[str, object]) -> None:
     manager = PagedKVCacheManager(num_blocks=20, block_size=4)
     tokens = list(range(9))
     start(manager, FakeRequest("a", tokens, cache_salt="x"))
-    others = [(None, None), ("y", None), ("", None), (None, "x"), ("x", "")]
-    for number, (salt, lora) in enumerate(others):
-        request = FakeRequest(f"b{number}", tokens, cache_salt=salt, lora_name=lora)
-        assert manager.lookup(request).tokens == 0
-    assert manager.lookup(FakeRequest("c", tokens, cache_salt="x")).tokens == 8
-    assert len({root_hash(*pair) for pair in [*others, ("x", None)]}) == 6
+    assert manager.lookup(FakeRequest("b", tokens)).tokens == 0
+    assert manager.lookup(FakeRequest("c", tokens, **other)).tokens == 0  # type: ignore[arg-type]
+    assert manager.lookup(FakeRequest("d", tokens, cache_salt="x")).tokens == 8
 
 
-def test_a_block_hash_depends_on_everything_before_the_block() -> None:
-    tokens = np.arange(4, dtype=np.int32)
-    first = block_hash(root_hash(None, None), tokens)
-    assert block_hash(first, tokens) != first
-    assert block_hash(root_hash("x", None), tokens) != first
+def test_k24_an_extra_key_separates_from_the_block_it_starts_in_and_is_shared_by_its_equals() -> None:
+    manager = PagedKVCacheManager(num_blocks=20, block_size=4)
+    tokens = list(range(17))
+    start(manager, FakeRequest("a", tokens, extra_keys=[ExtraKey("cat", 6, 10)]))
+    hits = [
+        manager.lookup(FakeRequest("b", tokens, extra_keys=keys)).tokens
+        for keys in ([], [ExtraKey("dog", 6, 10)], [ExtraKey("cat", 7, 11)], [ExtraKey("cat", 6, 10)])
+    ]
+    assert hits == [4, 4, 4, 16]
 
 
-def test_a_hit_taken_late_is_a_bug_that_is_noticed() -> None:
+# Reports
+
+
+def test_new_block_ids_are_int32_and_nobody_can_change_the_table_through_them() -> None:
     manager = PagedKVCacheManager(num_blocks=4, block_size=4)
-    request, late = FakeRequest("a", list(range(8))), FakeRequest("b", list(range(9)))
+    request = FakeRequest("a", list(range(9)))
+    first = manager.allocate(request, 9)
+    second = manager.allocate(request, 13)
+    assert first is not None
+    assert second is not None
+    assert [(array.dtype.name, array.tolist()) for array in (*first[0], *second[0])] == [
+        ("int32", [1, 2, 3]),
+        ("int32", [4]),
+    ]
+    manager.block_ids(request)[0][:] = 9
+    assert table(manager, request) == [1, 2, 3, 4]
+    with pytest.raises(ValueError, match="read-only"):
+        second[0][0][0] = 9
+
+
+def test_inspection_names_every_usable_block_and_the_keys_that_can_be_found() -> None:
+    manager = PagedKVCacheManager(num_blocks=3, block_size=4)
+    start(manager, FakeRequest("a", list(range(5))))
+    inspection = manager.inspect()
+    assert inspection.ref_counts == {1: 1, 2: 1, 3: 0}
+    assert inspection.cached_hashes == {manager.pool.block_hash(1)}
+
+
+def test_the_invariant_check_notices_a_leaked_reference_and_a_table_that_lies() -> None:
+    manager = PagedKVCacheManager(num_blocks=3, block_size=4)
+    request = FakeRequest("a", list(range(5)))
     start(manager, request)
-    hit = manager.lookup(late)
-    manager.free(request)
-    start(manager, FakeRequest("c", list(range(100, 116))))
-    with pytest.raises(RuntimeError, match="after its blocks changed"):
-        manager.allocate(late, 9, hit)
+    manager.pool.pop(1)
+    with pytest.raises(RuntimeError, match="block 3: reference count 1, in 0 table entries"):
+        manager.check_invariants()
+    manager._held["a"].tables[0][1] = 1
+    with pytest.raises(RuntimeError, match=r"request a: blocks \[1\] are in its tables more than once"):
+        manager.check_invariants()
+    manager._held["a"].tables[0][1] = 0
+    with pytest.raises(RuntimeError, match="have left the window"):
+        manager.check_invariants()
 
 
-def test_the_pool_notices_a_block_that_is_released_twice_or_handed_out_twice() -> None:
-    pool = BlockPool(2)
-    blocks = pool.pop(2)
-    with pytest.raises(RuntimeError, match="no free blocks"):
-        pool.pop(1)
-    pool.release(blocks)
-    with pytest.raises(RuntimeError, match="more often"):
-        pool.release(blocks[:1])
-
-
-@dataclass
-class _Model:
-    """What each request should hold."""
-
-    request: FakeRequest
-    num_computed: int = 0
-    tables: list[Sequence[int]] = field(default_factory=list)
-
-
-class ManagerMachine(RuleBasedStateMachine):
-    """Requests come, grow, share prefixes and go, in any order, in a pool that is too small."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.manager = PagedKVCacheManager(num_blocks=9, block_size=2)
-        self.live: dict[str, _Model] = {}
-        self.contents: dict[int, tuple[int, ...]] = {}  # block -> the tokens up to its end, as written
-        self.count = 0
-
-    @rule(family=st.integers(0, 1), length=st.integers(1, 9))
-    def admit(self, family: int, length: int) -> None:
-        self.count += 1
-        request = FakeRequest(f"r{self.count}", [family * 100 + i for i in range(length)])
-        hit = self.manager.lookup(request)
-        assert hit.tokens < length
-        assert hit.tokens % 2 == 0
-        before = self.manager.usage
-        if self.manager.allocate(request, length, hit) is None:
-            assert self.manager.usage == before
-            self.manager.free(request)
-            return
-        blocks = self.manager.block_ids(request)[0].tolist()
-        for index in range(hit.tokens // 2):
-            assert self.contents[blocks[index]] == tuple(request.tokens[: 2 * index + 2]), "a hit on foreign content"
-        self.live[request.request_id] = _Model(request)
-        self._write(request, length)
-
-    @precondition(lambda self: self.live)
-    @rule(data=st.data(), token=st.integers(0, 3))
-    def grow(self, data: st.DataObject, token: int) -> None:
-        request = self.live[data.draw(st.sampled_from(sorted(self.live)))].request
-        if self.manager.allocate(request, request.num_tokens + 1) is None:
-            assert self.manager.usage.num_free_blocks == 0
-            return
-        request.tokens.append(token)
-        self._write(request, request.num_tokens)
-
-    @precondition(lambda self: self.live)
-    @rule(data=st.data())
-    def free(self, data: st.DataObject) -> None:
-        self.manager.free(self.live.pop(data.draw(st.sampled_from(sorted(self.live)))).request)
-
-    @rule()
-    def reset(self) -> None:
-        assert self.manager.reset() == (not self.live)
-
-    @invariant()
-    def tables_cover_what_is_computed_and_counts_agree(self) -> None:
-        self.manager.check_invariants()
-        for model in self.live.values():
-            blocks = self.manager.block_ids(model.request)[0]
-            assert len(blocks) == -(-model.request.num_tokens // 2)
-            for index, block in enumerate(blocks.tolist()):
-                expected = tuple(model.request.tokens[: 2 * index + 2])
-                assert self.contents[block][: len(expected)] == expected, "a block was overwritten while it was held"
-
-    def _write(self, request: FakeRequest, length: int) -> None:
-        for index, block in enumerate(self.manager.block_ids(request)[0].tolist()):
-            self.contents[block] = tuple(request.tokens[: min(length, 2 * index + 2)])
-        self.manager.commit(request, length)
-
-
-ManagerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-TestManagerMachine = ManagerMachine.TestCase
+def test_an_unknown_eviction_rule_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"kv_cache\.eviction 'random'; available: fifo, lru"):
+        PagedKVCacheManager(num_blocks=3, block_size=4, eviction="random")
