@@ -31,6 +31,7 @@ class InprocClient:
         self._inputs = inputs
         self._outputs = outputs
         self._numbers = itertools.count()
+        self._open: set[str] = set()  # submitted, and neither taken nor discarded
 
     def submit(
         self, prompts: Sequence[TokenizedPrompt], params: Sequence[SamplingParams], priorities: Sequence[int]
@@ -42,6 +43,7 @@ class InprocClient:
                 request_id, now = str(next(self._numbers)), self._clock.now()
                 self._engine.add_request(self._inputs.make_request(request_id, prompt, row, now, priority))
                 submitted.append(request_id)
+                self._open.add(request_id)
                 self._outputs.add(request_id, prompt, row, now)
         except BaseException:
             self.discard(submitted)
@@ -91,10 +93,16 @@ class InprocClient:
         self._outputs.abort(request_ids, self._clock.now())
 
     def discard(self, request_ids: Sequence[str]) -> None:
-        """Forget requests whose outputs nobody will take; also after the engine has died."""
+        """Forget requests whose outputs nobody will take; also after the engine has died.
+
+        Afterwards they hold no blocks, unless other requests go on: then their last steps land with those.
+        """
         self._outputs.forget(request_ids)
+        self._open.difference_update(request_ids)
         with contextlib.suppress(EngineDeadError):
             self._engine.finish_requests(request_ids, FinishReason.ABORT)
+            while not self._open and self._engine.has_requests() and self._engine.step().did_run:
+                pass
 
     def text(self, request_id: str) -> str:
         """A request's text so far."""
@@ -102,4 +110,5 @@ class InprocClient:
 
     def take(self, request_id: str) -> RequestOutput:
         """A request's output; it is forgotten here."""
+        self._open.discard(request_id)
         return self._outputs.pop(request_id)

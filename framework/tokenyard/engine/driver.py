@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from tokenyard.errors import EngineDeadError
+from tokenyard.errors import EngineDeadError, UserError
 
 if TYPE_CHECKING:
     from tokenyard.clock import Clock
@@ -53,7 +53,8 @@ def drive(
     """Run until every request has ended and no more will arrive.
 
     Time passes in the executor, or, when nothing can run, until the earliest of the next arrival and the engine's
-    `wake_at`. An engine that has requests, cannot run them and waits for nothing is stuck: EngineDeadError.
+    `wake_at`. An engine that has requests, cannot run them and waits for nothing is stuck: EngineDeadError. One that
+    does so because it is paused is alive, and whoever drives it has to resume it: UserError.
     """
     source = arrivals or NoArrivals()
     while True:
@@ -62,11 +63,17 @@ def drive(
         if engine.has_requests():
             outputs = engine.step()
             deliver(outputs)
-            if outputs.did_run:
+            if outputs.did_run or not engine.has_requests():
                 continue
         elif source.is_exhausted():
             return
         moments = [moment for moment in (engine.wake_at(), source.next_time()) if moment is not None]
         if not moments and (source.event is None or source.is_exhausted()):
-            raise EngineDeadError(f"the engine has requests but can neither run nor wait: {engine.stats()}")
+            raise _stuck(engine)
         clock.wait(min(moments, default=None), source.event)
+
+
+def _stuck(engine: EngineCore) -> EngineDeadError | UserError:
+    if engine.is_paused:
+        return UserError("the engine is paused and its requests wait for nothing else; resume() it, or end them")
+    return EngineDeadError(f"the engine has requests but can neither run nor wait: {engine.stats()}")

@@ -48,7 +48,8 @@ class InputProcessor:
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
-        self._eos_token_ids = tuple(eos_token_ids)
+        # A config may name more than the embedding has rows for: those are never sampled.
+        self._eos_token_ids = tuple(token_id for token_id in eos_token_ids if 0 <= token_id < vocab_size)
 
     def tokenize(self, prompt: Prompt) -> TokenizedPrompt:
         """Raises ValidationError for a prompt that is empty, too long or out of the vocabulary."""
@@ -84,16 +85,35 @@ class InputProcessor:
     def make_request(
         self, request_id: str, prompt: TokenizedPrompt, params: SamplingParams, arrival_time: float, priority: int = 0
     ) -> EngineCoreRequest:
-        """The engine's form of a checked prompt."""
+        """The engine's form of a checked prompt; raises ValidationError for parameters that this model cannot meet."""
+        self._check_params(params, len(prompt.token_ids))
+        eos_token_ids = () if params.ignore_eos else self._eos_token_ids
         return EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=np.array(prompt.token_ids, dtype=np.int32),
             params=params,
             arrival_time=arrival_time,
-            stop_token_ids=() if params.ignore_eos else self._eos_token_ids,
-            eos_token_ids=self._eos_token_ids,
+            stop_token_ids=tuple(dict.fromkeys((*eos_token_ids, *(params.stop_token_ids or ())))),
+            eos_token_ids=eos_token_ids,
             priority=priority,
         )
+
+    def _check_params(self, params: SamplingParams, num_prompt_tokens: int) -> None:
+        for token_id in params.stop_token_ids or ():
+            if not 0 <= token_id < self._vocab_size:
+                raise ValidationError(
+                    f"stop_token_ids: token id {token_id} is outside the vocabulary, 0 to {self._vocab_size - 1}",
+                    parameter="stop_token_ids",
+                    value=token_id,
+                )
+        room = self._max_model_len - num_prompt_tokens
+        if params.min_tokens > room:
+            raise ValidationError(
+                f"min_tokens={params.min_tokens} is more than the {room} tokens that model.max_model_len="
+                f"{self._max_model_len} leaves after a prompt of {num_prompt_tokens}; lower it or shorten the prompt",
+                parameter="min_tokens",
+                value=params.min_tokens,
+            )
 
 
 def _only_value(prompt: Mapping[str, object]) -> str | Sequence[int]:

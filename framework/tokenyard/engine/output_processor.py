@@ -49,7 +49,7 @@ class OutputProcessor:
 
     def add(self, request_id: str, prompt: TokenizedPrompt, params: SamplingParams, arrival_time: float) -> None:
         """Expect outputs of this request."""
-        detokenizer = Detokenizer(self._tokenizer, prompt.token_ids, params.stop_strings)
+        detokenizer = Detokenizer(self._tokenizer, prompt.token_ids, params.stop_strings, params.min_tokens)
         self._states[request_id] = _State(prompt, detokenizer, arrival_time)
 
     def process(self, outputs: EngineCoreOutputs, now: float) -> Update:
@@ -120,6 +120,7 @@ class OutputProcessor:
     def _take_tokens(self, outputs: EngineCoreOutputs, now: float) -> list[str]:
         stopped, start = [], 0
         token_ids = outputs.token_ids.tolist()
+        ended_by_token = _ended_by_token(outputs)
         for request_id, count in zip(outputs.request_ids, outputs.num_tokens.tolist(), strict=True):
             tokens = token_ids[start : start + count]
             start += count
@@ -128,8 +129,8 @@ class OutputProcessor:
                 continue
             if state.first_token_time is None:
                 state.first_token_time = now
-            if (stop_string := state.detokenizer.add(tokens)) is not None:
-                self._finish(state, FinishReason.STOP, stop_string, now)
+            if _take(state.detokenizer, tokens, request_id in ended_by_token) is not None:
+                self._finish(state, FinishReason.STOP, state.detokenizer.stop_string, now)
                 stopped.append(request_id)
         return stopped
 
@@ -139,6 +140,24 @@ class OutputProcessor:
             # The text that was held back until now completed a stop string.
             reason, stop_reason = FinishReason.STOP, state.detokenizer.stop_string
         state.finish_reason, state.stop_reason, state.finished_time = reason, stop_reason, now
+
+
+def _take(detokenizer: Detokenizer, tokens: Sequence[int], ends: bool) -> str | None:
+    """Add a step's tokens; `ends` says that the last one is a stop token, whose text nobody sees."""
+    if not ends:
+        return detokenizer.add(tokens)
+    detokenizer.add(tokens[:-1])
+    detokenizer.add_hidden(tokens[-1])
+    return detokenizer.stop_string
+
+
+def _ended_by_token(outputs: EngineCoreOutputs) -> frozenset[str]:
+    """Requests that ended in this step at EOS or a stop token: the last of their new tokens."""
+    return frozenset(
+        end.request_id
+        for end in outputs.finished
+        if end.reason is FinishReason.STOP and not isinstance(end.stop_reason, str)
+    )
 
 
 def _ended(outputs: EngineCoreOutputs) -> frozenset[str]:

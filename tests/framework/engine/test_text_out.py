@@ -116,6 +116,84 @@ def test_what_is_shown_only_grows_and_ends_before_the_first_stop_string(
         assert after.startswith(before)
 
 
+@pytest.mark.parametrize(
+    ("min_tokens", "shown"),
+    [
+        (0, "x"),
+        (3, "x"),  # the fourth token completes the first match
+        (4, "xab"),
+        (5, "xab"),  # the second match begins within the first five tokens and ends after them
+        (6, "xabababc"),
+    ],
+)
+def test_s13_a_stop_string_is_not_complete_within_the_first_min_tokens_tokens(min_tokens: int, shown: str) -> None:
+    """S13, for text: matches of "aba" in "xabababc" end at tokens 4 and 6."""
+    detokenizer = Detokenizer(TOKENIZER, [], ["aba"], min_tokens)
+    texts = []
+    for token_id in TOKENIZER.encode("xabababc"):
+        if detokenizer.add([token_id]) is not None:
+            break
+        texts.append(detokenizer.text)
+    detokenizer.finish()
+    assert detokenizer.text == shown
+    assert all(shown.startswith(text) for text in texts)
+
+
+@given(
+    text=st.text(alphabet="ab😀", max_size=20),
+    stop=st.lists(st.text(alphabet="ab😀", min_size=1, max_size=3), max_size=2),
+    min_tokens=st.integers(0, 12),
+)
+def test_s13_text_after_min_tokens_ends_before_the_first_stop_string_that_ends_there(
+    text: str, stop: list[str], min_tokens: int
+) -> None:
+    ids = TOKENIZER.encode(text)
+    detokenizer = Detokenizer(TOKENIZER, [], stop, min_tokens)
+    plain = Detokenizer(TOKENIZER, [], [])
+    plain.add(ids[:min_tokens])
+    kept = len(plain.text)  # characters that are complete after the first tokens
+    detokenizer.add(ids)
+    detokenizer.finish()
+    ends = [
+        (at + len(string), at)
+        for string in stop
+        for at in range(len(text))
+        if text.startswith(string, at) and at + len(string) > kept
+    ]
+    assert detokenizer.text == (text[: min(ends)[1]] if ends and len(ids) > min_tokens else text)
+
+
+def test_e8_the_token_that_ended_a_request_has_no_text_but_is_among_its_tokens() -> None:
+    for stop_reason in (TOKENIZER.encode("!")[0], None):
+        processor = make_processor()
+        end = FinishedRequest(request_id="a", reason=FinishReason.STOP, stop_reason=stop_reason)
+        processor.process(outputs("ye"), now=1.0)
+        update = processor.process(outputs("s!", [end]), now=2.0)
+        assert (list(update.finished), list(update.stopped)) == (["a"], [])
+        completion = processor.pop("a").outputs[0]
+        assert completion.text == "yes"
+        assert list(completion.token_ids) == TOKENIZER.encode("yes!")
+        assert (completion.finish_reason, completion.stop_reason) == ("stop", stop_reason)
+
+
+def test_e8_a_stop_string_before_the_stop_token_of_the_same_step_wins() -> None:
+    processor = make_processor(stop="end")
+    end = FinishedRequest(request_id="a", reason=FinishReason.STOP, stop_reason=TOKENIZER.encode("!")[0])
+    update = processor.process(outputs("the end.!", [end]), now=1.0)
+    assert (list(update.finished), list(update.stopped)) == (["a"], [])
+    completion = processor.pop("a").outputs[0]
+    assert (completion.text, completion.stop_reason) == ("the ", "end")
+    assert list(completion.token_ids) == TOKENIZER.encode("the end")
+
+
+def test_e8_text_that_was_held_back_is_shown_when_a_stop_token_ends_the_request() -> None:
+    processor = make_processor(stop="end")
+    end = FinishedRequest(request_id="a", reason=FinishReason.STOP, stop_reason=TOKENIZER.encode("d")[0])
+    processor.process(outputs("the end", [end]), now=1.0)  # the stop token's own text completes no stop string
+    completion = processor.pop("a").outputs[0]
+    assert (completion.text, completion.stop_reason) == ("the en", TOKENIZER.encode("d")[0])
+
+
 def make_processor(stop: str | None = None) -> OutputProcessor:
     processor = OutputProcessor(TOKENIZER)
     processor.add("a", TokenizedPrompt("hi", TOKENIZER.encode("hi")), SamplingParams(stop=stop), arrival_time=1.0)

@@ -1,0 +1,195 @@
+"""EngineLoop: what the engine loops share, which is all of EngineCore but `step`."""
+
+from __future__ import annotations
+
+import logging
+import math
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tokenyard.engine_outputs import EngineCoreOutputs, SchedulerStats
+from tokenyard.errors import EngineDeadError, ValidationError
+from tokenyard.interfaces.engine_core import EngineCore, EngineCoreContext, PauseMode
+from tokenyard.request import FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from tokenyard.engine_outputs import FinishedRequest
+    from tokenyard.interfaces.executor import StepFuture
+    from tokenyard.interfaces.observer import Observer
+    from tokenyard.request import EngineCoreRequest
+    from tokenyard.runner_output import ModelRunnerOutput
+    from tokenyard.scheduler_output import SchedulerOutput
+
+logger = logging.getLogger(__name__)
+
+_NOTHING = np.empty(0, dtype=np.int32)
+NOTHING_RAN = EngineCoreOutputs(request_ids=(), num_tokens=_NOTHING, token_ids=_NOTHING, did_run=False)
+
+
+class EngineLoop(EngineCore):
+    """A loop adds `step`, made of `_schedule`, `_execute`, `_update` and `_observe`, inside `_fatal_errors`.
+
+    An exception inside a step ends the engine: the state of its K/V cache is unknown from then on.
+    """
+
+    def __init__(self, context: EngineCoreContext) -> None:
+        self._scheduler = context.scheduler
+        self._executor = context.executor
+        self._clock = context.clock
+        self._observers: list[Observer] = list(context.observers)
+        self._deadlines: dict[str, float | None] = {}  # of every request whose end was not reported yet
+        self._pause_mode: PauseMode | None = None
+        self._asked_at = -math.inf  # engine-clock time at which a step was last asked for
+        self._failure: BaseException | None = None
+        self._is_shut_down = False
+
+    # Requests come and go
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        self._check_alive()
+        self._scheduler.add_request(request)
+        self._deadlines[request.request_id] = request.deadline
+
+    def finish_requests(self, request_ids: Sequence[str], reason: FinishReason) -> Sequence[str]:
+        self._check_alive()
+        ended = self._scheduler.finish_requests(request_ids, reason)
+        self._forget(ended)
+        return ended
+
+    def has_requests(self) -> bool:
+        return self._failure is None and self._scheduler.has_requests()
+
+    def wake_at(self) -> float | None:
+        """The earliest deadline, or moment that the scheduler named, for which no step has been asked yet.
+
+        One that has passed unused says nothing about the next; while halted only deadlines count.
+        """
+        moments = [deadline for deadline in self._deadlines.values() if deadline is not None]
+        if not self._is_halted and (moment := self._scheduler.wake_at()) is not None:
+            moments.append(moment)
+        return min((moment for moment in moments if moment > self._asked_at), default=None)
+
+    # Pauses
+
+    @property
+    def is_paused(self) -> bool:
+        return self._pause_mode is not None
+
+    def pause(self, mode: PauseMode = PauseMode.KEEP) -> Sequence[str]:
+        self._check_alive()
+        self._set_pause(_pause_mode(mode))
+        if self._pause_mode is PauseMode.ABORT:
+            return self.finish_requests(tuple(self._deadlines), FinishReason.ABORT)
+        return ()
+
+    def resume(self) -> None:
+        self._set_pause(None)
+
+    # The rest
+
+    def reset_prefix_cache(self) -> bool:
+        self._check_alive()
+        return self._scheduler.reset_prefix_cache()
+
+    def stats(self) -> SchedulerStats:
+        return self._scheduler.stats()
+
+    def shutdown(self) -> None:
+        if self._is_shut_down:
+            return
+        self._is_shut_down = True
+        for observer in self._observers:
+            try:
+                observer.on_shutdown()
+            except Exception:
+                logger.warning("observer %s failed at shutdown", type(observer).__name__, exc_info=True)
+        self._executor.shutdown()
+
+    # What a step is made of
+
+    @contextmanager
+    def _fatal_errors(self) -> Iterator[None]:
+        """Around a step: refuses to start one in an engine that has ended, and ends it when the step raises."""
+        self._check_alive()
+        try:
+            yield
+        except BaseException as error:
+            self._failure = error
+            if isinstance(error, Exception):
+                raise self._death() from error
+            raise
+
+    def _schedule(self) -> SchedulerOutput | None:
+        """The next step, or None when nothing can run or may."""
+        self._asked_at = self._clock.now()
+        return None if self._is_halted else self._scheduler.schedule()
+
+    def _execute(self, output: SchedulerOutput) -> StepFuture[ModelRunnerOutput]:
+        self._executor.execute_model(output)
+        return self._executor.sample_tokens()
+
+    def _update(self, output: SchedulerOutput, future: StepFuture[ModelRunnerOutput]) -> EngineCoreOutputs:
+        """Wait for a step and take it in."""
+        if future.ready_at is not None:
+            self._clock.wait(until=future.ready_at)
+        outputs = self._scheduler.update_from_output(output, future.result())
+        self._forget(end.request_id for end in outputs.finished)
+        return outputs
+
+    def _without_step(self) -> EngineCoreOutputs:
+        """What there is to tell when no step is there to be updated."""
+        finished = self._scheduler.take_finished()
+        if not finished:
+            return NOTHING_RAN
+        self._forget(end.request_id for end in finished)
+        return _only_ends(finished)
+
+    def _observe(self, output: SchedulerOutput, outputs: EngineCoreOutputs) -> None:
+        for observer in tuple(self._observers):
+            try:
+                observer.on_step(output, outputs, self._clock.now())
+            except Exception:
+                logger.warning("observer %s failed and is switched off", type(observer).__name__, exc_info=True)
+                self._observers.remove(observer)
+
+    # Helpers
+
+    @property
+    def _is_halted(self) -> bool:
+        """Whether not even what has started may run."""
+        return self._pause_mode is not None and self._pause_mode is not PauseMode.WAIT
+
+    def _set_pause(self, mode: PauseMode | None) -> None:
+        if (mode is PauseMode.WAIT) != (self._pause_mode is PauseMode.WAIT):
+            self._scheduler.pause_admission(mode is PauseMode.WAIT)  # raises when the scheduler cannot
+        self._pause_mode = mode
+
+    def _forget(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            self._deadlines.pop(request_id, None)
+
+    def _check_alive(self) -> None:
+        if self._failure is not None:
+            raise self._death() from self._failure
+        if self._is_shut_down:
+            raise EngineDeadError("the engine is shut down; start a new one")
+
+    def _death(self) -> EngineDeadError:
+        cause = f"{type(self._failure).__name__}: {self._failure}"
+        return EngineDeadError(f"the engine stopped on an error ({cause}); start a new one")
+
+
+def _only_ends(finished: Sequence[FinishedRequest]) -> EngineCoreOutputs:
+    return EngineCoreOutputs(request_ids=(), num_tokens=_NOTHING, token_ids=_NOTHING, finished=tuple(finished))
+
+
+def _pause_mode(given: PauseMode | str) -> PauseMode:
+    try:
+        return PauseMode(given)
+    except ValueError:
+        allowed = ", ".join(f"'{mode.value}'" for mode in PauseMode)
+        raise ValidationError(f"pause mode {given!r} is not one of {allowed}", parameter="mode", value=given) from None
