@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, fields
 from enum import Enum
+from functools import cache
 
 from tokenyard.errors import UnsupportedError, ValidationError
 
@@ -17,8 +18,20 @@ _MIN_TEMPERATURE = 0.01
 _MAX_TEMPERATURE = 2.0
 _MOST_SHOWN = 200  # characters of a value in a message
 
-_AVAILABLE = frozenset({"temperature", "top_p", "top_k", "seed", "max_tokens", "stop", "ignore_eos"})
-_EMPTY_IS_NONE = frozenset({"stop_token_ids", "bad_words", "logit_bias"})
+_AVAILABLE = frozenset({
+    "ignore_eos",
+    "max_tokens",
+    "min_tokens",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "temperature",
+    "top_k",
+    "top_p",
+})  # fmt: skip
+_SAMPLING_LIMITS = frozenset({"top_p", "top_k", "min_p"})
+_LENGTHS = frozenset({"max_tokens", "min_tokens"})
+_EMPTY_IS_NONE = frozenset({"bad_words", "logit_bias"})
 
 
 class RequestOutputKind(Enum):
@@ -33,15 +46,18 @@ class RequestOutputKind(Enum):
 class SamplingParams:
     """Names, defaults and ranges are vLLM's.
 
-    Available now: temperature, top_p, top_k, seed, max_tokens, stop, ignore_eos. The other fields are accepted with
-    their default value only; anything else raises UnsupportedError naming the field.
+    Available now: temperature, top_p, top_k, seed, max_tokens, min_tokens, stop, stop_token_ids, ignore_eos. The other
+    fields are accepted with their default value only; anything else raises UnsupportedError naming the field.
 
     - `temperature` in [0, 2]: below 1e-5 is greedy, up to 0.01 is raised to 0.01.
     - `top_p` in (0, 1]: sample among the most likely tokens that together reach this probability.
     - `top_k` 0 or -1 = all, else >= 1.
     - `seed`: the request's tokens depend on nothing but its prompt and this number; None or -1 = no seed.
     - `max_tokens` >= 1, or None = until the model's context is full.
+    - `min_tokens` from 0 to max_tokens: before so many tokens nothing ends the output, neither an end-of-sequence
+      token nor a stop string nor a stop token.
     - `stop`: strings that end the output and are not part of it.
+    - `stop_token_ids`: tokens that end the output; the last one is in its `token_ids`, but not in its text.
     - `ignore_eos`: go on after the model's end-of-sequence tokens.
 
     Raises ValidationError (a ValueError) with `parameter` and `value`.
@@ -85,12 +101,18 @@ class SamplingParams:
     trace_decode_token_ids: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
-        _check_top(self)
-        _check_temperature(self)
-        _refuse_unavailable(self)
+        # A front end makes one a request, nearly all of whose fields have their defaults: those need no check.
+        given = [name for name, default in _defaults().items() if getattr(self, name) is not default]
+        if not _SAMPLING_LIMITS.isdisjoint(given):
+            _check_top(self)
+        if "temperature" in given:
+            _check_temperature(self)
+        _refuse_unavailable(self, given)
         _check_seed(self)
-        _check_length(self)
+        if not _LENGTHS.isdisjoint(given):
+            _check_length(self)
         object.__setattr__(self, "stop", _normalise_stop(self.stop))
+        object.__setattr__(self, "stop_token_ids", _normalise_stop_token_ids(self.stop_token_ids))
         if not isinstance(self.ignore_eos, bool):
             raise _invalid("ignore_eos", self.ignore_eos, "true or false")
 
@@ -115,17 +137,23 @@ def _invalid(parameter: str, value: object, allowed: str) -> ValidationError:
     )
 
 
-def _refuse_unavailable(params: SamplingParams) -> None:
-    for field in fields(params):
-        value = getattr(params, field.name)
+@cache
+def _defaults() -> Mapping[str, object]:
+    return {field.name: field.default for field in fields(SamplingParams)}
+
+
+def _refuse_unavailable(params: SamplingParams, given: Sequence[str]) -> None:
+    for name in given:
+        if name in _AVAILABLE:
+            continue
+        value, default = getattr(params, name), _defaults()[name]
         is_plain = value is None or isinstance(value, str | int | float | Enum)  # an array has no truth value
-        is_neutral = is_plain and isinstance(value, bool) == isinstance(field.default, bool) and value == field.default
-        is_neutral |= field.name in _EMPTY_IS_NONE and isinstance(value, Sized) and not len(value)
-        if field.name not in _AVAILABLE and not is_neutral:
+        is_neutral = is_plain and isinstance(value, bool) == isinstance(default, bool) and value == default
+        is_neutral |= name in _EMPTY_IS_NONE and isinstance(value, Sized) and not len(value)
+        if not is_neutral:
             raise UnsupportedError(
-                f"SamplingParams: {field.name}={_short(value)} is not available in this version; "
-                f"leave it at {field.default!r}",
-                parameter=field.name,
+                f"SamplingParams: {name}={_short(value)} is not available in this version; leave it at {default!r}",
+                parameter=name,
                 value=value,
             )
 
@@ -173,6 +201,10 @@ def _check_seed(params: SamplingParams) -> None:
 def _check_length(params: SamplingParams) -> None:
     if params.max_tokens is not None and (not _is_int(params.max_tokens) or params.max_tokens < 1):
         raise _invalid("max_tokens", params.max_tokens, "an integer of at least 1, or None for no limit of its own")
+    if not _is_int(params.min_tokens) or params.min_tokens < 0:
+        raise _invalid("min_tokens", params.min_tokens, "an integer of at least 0")
+    if params.max_tokens is not None and params.min_tokens > params.max_tokens:
+        raise _invalid("min_tokens", params.min_tokens, f"at most max_tokens, which is {params.max_tokens}")
 
 
 def _normalise_stop(stop: object) -> tuple[str, ...]:
@@ -185,6 +217,18 @@ def _normalise_stop(stop: object) -> tuple[str, ...]:
         if not isinstance(string, str) or not string:
             raise _invalid("stop", stop, "a non-empty string or a list of non-empty strings")
     return tuple(strings)
+
+
+def _normalise_stop_token_ids(token_ids: object) -> tuple[int, ...]:
+    """In order, without repetition."""
+    allowed = "a list of token ids, which are integers of at least 0"
+    if token_ids is None:
+        return ()
+    if not isinstance(token_ids, Sequence) or isinstance(token_ids, bytes):
+        raise _invalid("stop_token_ids", token_ids, allowed)
+    if not all(_is_int(token_id) and token_id >= 0 for token_id in token_ids):
+        raise _invalid("stop_token_ids", token_ids, allowed)
+    return tuple(dict.fromkeys(token_ids))
 
 
 def default_sampling_params(generation_config: Mapping[str, object]) -> SamplingParams:

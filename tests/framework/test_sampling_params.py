@@ -33,6 +33,18 @@ from tokenyard.errors import UnsupportedError, ValidationError
         ("max_tokens", 0),
         ("max_tokens", -5),
         ("max_tokens", 2.0),
+        ("min_tokens", -1),
+        ("min_tokens", 17),
+        ("min_tokens", 2**31),
+        ("min_tokens", 2.0),
+        ("min_tokens", True),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", ["a"]),
+        ("stop_token_ids", [1, True]),
+        ("stop_token_ids", [1.0]),
+        ("stop_token_ids", "12"),
+        ("stop_token_ids", b"12"),
+        ("stop_token_ids", 3),
         ("stop", ""),
         ("stop", [""]),
         ("stop", ["", "\n"]),
@@ -59,8 +71,6 @@ def test_a_value_out_of_range_is_refused_with_its_name_and_value(name: str, valu
         ("flat_logprobs", True),
         ("thinking_token_budget", 5),
         ("repetition_detection", {}),
-        ("stop_token_ids", [1]),
-        ("min_tokens", 3),
         ("logprobs", 1),
         ("prompt_logprobs", 1),
         ("logit_bias", {1: 1.0}),
@@ -109,14 +119,29 @@ def test_empty_lists_ask_for_nothing_and_true_is_no_number() -> None:
 def test_arrays_and_huge_values_are_refused_in_a_short_line() -> None:
     for name, value in (
         ("stop_token_ids", np.array([1, 2])),
+        ("stop_token_ids", [*range(9999), -1]),
         ("n", np.array([1])),
-        ("stop_token_ids", list(range(9999))),
+        ("bad_words", ["word"] * 9999),
     ):
-        with pytest.raises(UnsupportedError) as caught:
+        with pytest.raises(ValidationError, match=name) as caught:
             SamplingParams(**{name: value})  # type: ignore[arg-type]
         assert len(str(caught.value)) < 400
     with pytest.raises(ValidationError):
         SamplingParams(temperature=10**400)
+
+
+def test_stop_token_ids_are_de_duplicated_in_order() -> None:
+    assert SamplingParams(stop_token_ids=[5, 3, 5, 9, 3]).stop_token_ids == (5, 3, 9)
+    assert SamplingParams(stop_token_ids=[]).stop_token_ids == SamplingParams().stop_token_ids == ()
+    assert SamplingParams(stop_token_ids=(3,)) == SamplingParams(stop_token_ids=[3, 3])
+
+
+def test_d10_min_tokens_is_at_most_max_tokens() -> None:
+    """D10: with no max_tokens the limit is the model's, which only the engine knows."""
+    assert SamplingParams(min_tokens=16).min_tokens == 16
+    assert SamplingParams(max_tokens=None, min_tokens=2**31).min_tokens == 2**31
+    with pytest.raises(ValidationError, match="at most max_tokens, which is 3"):
+        SamplingParams(max_tokens=3, min_tokens=4)
 
 
 def test_seed_minus_one_means_no_seed() -> None:

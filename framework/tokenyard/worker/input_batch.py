@@ -6,7 +6,7 @@ C = slots, T = scheduled tokens of a step, R = rows of a step, B = blocks a sequ
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -31,21 +31,30 @@ class StepInputs:
     logits_rows: LongArray  # [rows that sample] index of each one's last token among T
 
 
+class SampledRequest(NamedTuple):
+    """What sampling must know of the request in a slot; the same for as long as it holds the slot."""
+
+    request_id: str
+    params: SamplingParams
+    num_prompt_tokens: int
+    stop_token_ids: tuple[int, ...]  # not to be sampled before params.min_tokens output tokens
+
+
 class InputBatch:
-    """Grows with the slots that the scheduler names."""
+    """Grows with the slots that the scheduler names. `version` changes when a slot gets another request."""
 
     def __init__(self, *, num_slots: int, max_model_len: int, block_size: int, num_groups: int) -> None:
+        self.version = 0
         self._block_size = block_size
-        self._max_blocks = -(-max_model_len // block_size)
+        max_blocks = -(-(max_model_len + 1) // block_size)  # one token too many is told by name, not by an IndexError
         self._token_ids = np.zeros((num_slots, max_model_len + 1), dtype=np.int32)  # [C, positions]
-        self._tables = [np.full((num_slots, self._max_blocks), NULL_BLOCK, dtype=np.int32) for _ in range(num_groups)]
-        self._params: list[SamplingParams | None] = [None] * num_slots
-        self._request_ids = [""] * num_slots
+        self._tables = [np.full((num_slots, max_blocks), NULL_BLOCK, dtype=np.int32) for _ in range(num_groups)]
+        self._requests: list[SampledRequest | None] = [None] * num_slots
 
     def apply(self, output: SchedulerOutput) -> None:
         """Take in what changed: requests that left, grew or entered."""
         for slot in output.finished:
-            self._params[slot.index] = None
+            self._requests[slot.index] = None
         for update in output.block_table_updates:
             end = update.start + len(update.block_ids)
             self._tables[update.group][update.slot.index, update.start : end] = update.block_ids
@@ -68,43 +77,55 @@ class InputBatch:
             query_start=query_start,
             seq_lens=seq_lens,
             block_tables=tuple(table[output.slots, :width] for table in self._tables),
-            slot_mappings=tuple(self._slot_mapping(table, slots, positions) for table in self._tables),
+            slot_mappings=self._slot_mappings(slots, positions),
             logits_rows=(query_start[1:][output.samples] - 1).astype(np.int64),
         )
 
-    def append(self, slots: IntArray, positions: IntArray, token_ids: IntArray) -> None:
+    def append(self, slots: LongArray, positions: IntArray, token_ids: IntArray) -> None:
         """Remember sampled tokens as the next inputs of their slots."""
         self._token_ids[slots, positions] = token_ids
 
-    def sampling_params(self, slots: IntArray) -> list[SamplingParams]:
-        """Parameters of rows that sample."""
-        found = [self._params[slot] for slot in slots.tolist()]
-        return [params for params in found if params is not None]
+    def requests(self, slots: LongArray) -> list[SampledRequest]:
+        """Whose slots these are; a slot that nobody holds is a bug and raises RuntimeError."""
+        found = []
+        for slot in slots.tolist():
+            request = self._requests[slot]
+            if request is None:
+                raise RuntimeError(f"slot {slot} is in the step, but no request holds it")
+            found.append(request)
+        return found
 
-    def request_ids(self, slots: IntArray) -> list[str]:
-        """Whose slots these are."""
-        return [self._request_ids[slot] for slot in slots.tolist()]
-
-    def _slot_mapping(self, table: IntArray, slots: IntArray, positions: LongArray) -> LongArray:
-        blocks = table[slots, positions // self._block_size].astype(np.int64)
-        mapping: LongArray = blocks * self._block_size + positions % self._block_size
-        return mapping
+    def _slot_mappings(self, slots: LongArray, positions: LongArray) -> tuple[LongArray, ...]:
+        """Where each token's K/V goes, per group."""
+        block_index, offsets = np.divmod(positions, self._block_size)
+        mappings = []
+        for group, table in enumerate(self._tables):
+            blocks = table[slots, block_index]
+            if not blocks.all():
+                row = int(np.flatnonzero(blocks == NULL_BLOCK)[0])
+                raise RuntimeError(
+                    f"slot {slots[row]} has no block for the K/V of position {positions[row]} in KV group {group}"
+                )
+            mappings.append(blocks.astype(np.int64) * self._block_size + offsets)
+        return tuple(mappings)
 
     def _enter(self, start: RequestStart) -> None:
         index = start.slot.index
-        if index >= len(self._params):
+        if not isinstance(start.params, SamplingParams):
+            raise TypeError(f"request {start.request_id} pools; this worker samples")
+        if index >= len(self._requests):
             self._grow(index + 1)
         self._token_ids[index, : len(start.token_ids)] = start.token_ids
         for table, block_ids in zip(self._tables, start.block_ids, strict=True):
             table[index, : len(block_ids)] = block_ids
-        if not isinstance(start.params, SamplingParams):
-            raise TypeError(f"request {start.request_id} pools; this worker samples")
-        self._params[index] = start.params
-        self._request_ids[index] = start.request_id
+            table[index, len(block_ids) :] = NULL_BLOCK  # an earlier owner's blocks are never written to
+        self._requests[index] = SampledRequest(
+            start.request_id, start.params, start.num_prompt_tokens, start.stop_token_ids
+        )
+        self.version += 1
 
     def _grow(self, num_slots: int) -> None:
-        extra = max(num_slots, 2 * len(self._params)) - len(self._params)
+        extra = max(num_slots, 2 * len(self._requests)) - len(self._requests)
         self._token_ids = np.pad(self._token_ids, ((0, extra), (0, 0)))
         self._tables = [np.pad(table, ((0, extra), (0, 0)), constant_values=NULL_BLOCK) for table in self._tables]
-        self._params.extend([None] * extra)
-        self._request_ids.extend([""] * extra)
+        self._requests.extend([None] * extra)

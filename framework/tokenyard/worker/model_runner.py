@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -10,17 +10,25 @@ import torch
 from tokenyard.interfaces.attention import AttentionBackend, AttentionBatch
 from tokenyard.model.causal_lm import CausalLM, PagedAttention
 from tokenyard.runner_output import ModelRunnerOutput
-from tokenyard.worker.sampler import Sampler, SamplingBatch, draw_seed
+from tokenyard.worker.sampler import Sampler, SamplingBatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tokenyard.arrays import IntArray
-    from tokenyard.sampling_params import SamplingParams
+    from tokenyard.arrays import IntArray, LongArray
+    from tokenyard.interfaces.attention import AttentionLayer
     from tokenyard.scheduler_output import SchedulerOutput
     from tokenyard.worker.input_batch import InputBatch, StepInputs
 
 _NOT_FINITE = "the model's logits are not finite numbers: its weights are damaged, or too large for this dtype"
+
+
+class _SampledRows(NamedTuple):
+    """Sampling parameters as columns, and the rows that they are of."""
+
+    version: int  # of the batch
+    slots: LongArray
+    columns: SamplingBatch
 
 
 class ModelRunner:
@@ -31,6 +39,7 @@ class ModelRunner:
         *,
         model: CausalLM,
         backend: AttentionBackend,
+        layers: Sequence[AttentionLayer],
         kv_caches: Sequence[tuple[torch.Tensor, torch.Tensor]],
         batch: InputBatch,
         sampler: Sampler,
@@ -38,13 +47,12 @@ class ModelRunner:
     ) -> None:
         self._model = model
         self._backend = backend
-        self._attention = PagedAttention(backend, model.shape.layers, kv_caches)
+        self._attention = PagedAttention(backend, layers, kv_caches)
         self._batch = batch
         self._sampler = sampler
         self._device = device
         self._pending: tuple[SchedulerOutput, torch.Tensor] | None = None
-        self._sampling: SamplingBatch | None = None  # of the last batch, while it stays the same
-        self._sampling_params: list[SamplingParams] = []
+        self._sampling: _SampledRows | None = None  # of the last batch, while it stays the same
 
     @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> None:
@@ -70,7 +78,8 @@ class ModelRunner:
         errors: dict[str, str] = {}
         if len(rows):
             is_finite = _finite_rows(logits)
-            errors = dict.fromkeys(self._batch.request_ids(output.slots[rows[~is_finite]]), _NOT_FINITE)
+            failed = self._batch.requests(output.slots[rows[~is_finite]])
+            errors = {request.request_id: _NOT_FINITE for request in failed}
             rows, logits = rows[is_finite], logits if is_finite.all() else logits[torch.from_numpy(is_finite)]
         num_sampled = np.zeros(output.num_rows, dtype=np.int32)
         num_sampled[rows] = 1
@@ -80,18 +89,12 @@ class ModelRunner:
         self._batch.append(slots, positions, token_ids)
         return ModelRunnerOutput(step=output.step, num_sampled=num_sampled, token_ids=token_ids, errors=errors)
 
-    def _sample(self, logits: torch.Tensor, slots: IntArray, positions: IntArray) -> IntArray:
-        params = self._batch.sampling_params(slots)
-        if self._sampling is None or params != self._sampling_params:
-            self._sampling = SamplingBatch.of(params, logits.shape[-1], self._device)
-            self._sampling_params = params
-        seeds: dict[int, int] = {}
-        if not self._sampling.all_greedy:
-            for row, position in enumerate(positions.tolist()):
-                seed = params[row].seed
-                if seed is not None:
-                    seeds[row] = draw_seed(seed, position)
-        tokens: IntArray = self._sampler.sample(logits, self._sampling, seeds).to(torch.int32).cpu().numpy()
+    def _sample(self, logits: torch.Tensor, slots: LongArray, positions: IntArray) -> IntArray:
+        rows = self._sampling
+        if rows is None or rows.version != self._batch.version or not np.array_equal(rows.slots, slots):
+            columns = SamplingBatch.of(self._batch.requests(slots), logits.shape[-1], self._device)
+            rows = self._sampling = _SampledRows(self._batch.version, slots, columns)
+        tokens: IntArray = self._sampler.sample(logits, rows.columns, positions).to(torch.int32).cpu().numpy()
         return tokens
 
     def _attention_batches(self, inputs: StepInputs) -> list[AttentionBatch]:

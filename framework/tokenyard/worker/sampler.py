@@ -5,15 +5,51 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from tokenyard.sampling_params import SamplingParams
+    from tokenyard.arrays import IntArray, LongArray
+    from tokenyard.worker.input_batch import SampledRequest
 
 
 _MASK = 2**64 - 1
+_NEVER = 2**62  # a position beyond any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopMask:
+    """Tokens that must not be sampled yet: M pairs of a row that has `min_tokens` and one of its stop ids."""
+
+    rows: LongArray  # [M]
+    token_ids: LongArray  # [M]
+    until: LongArray  # [M] the first position at which the row's stop ids are allowed
+
+    @classmethod
+    def of(cls, requests: Sequence[SampledRequest], vocab_size: int) -> StopMask | None:
+        """None when no row has a stop id to wait with. A row whose every token is a stop id cannot wait."""
+        pairs = []
+        for row, request in enumerate(requests):
+            if not request.params.min_tokens:
+                continue
+            # A model's config may name EOS ids that its vocabulary has not.
+            stop_ids = sorted({token_id for token_id in request.stop_token_ids if 0 <= token_id < vocab_size})
+            until = min(request.num_prompt_tokens + request.params.min_tokens, _NEVER)
+            if len(stop_ids) < vocab_size:
+                pairs += [(row, token_id, until) for token_id in stop_ids]
+        if not pairs:
+            return None
+        rows, token_ids, until_positions = np.array(pairs, dtype=np.int64).T
+        return cls(rows=rows, token_ids=token_ids, until=until_positions)
+
+    def apply(self, logits: torch.Tensor, positions: IntArray) -> None:
+        """Put -inf in place at what the rows, whose tokens get these positions, must not sample."""
+        active = positions[self.rows] < self.until
+        if active.any():
+            where = (torch.from_numpy(self.rows[active]), torch.from_numpy(self.token_ids[active]))
+            logits[tuple(index.to(logits.device) for index in where)] = -torch.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +61,13 @@ class SamplingBatch:
     top_k: torch.Tensor | None  # [N] int64, V where unlimited; None when no row limits
     top_p: torch.Tensor | None  # [N] float32, 1 where unlimited; None when no row limits
     all_greedy: bool
+    seeded: tuple[tuple[int, int], ...]  # (row, seed) of sampling rows with a seed of their own
+    stop_mask: StopMask | None
 
     @classmethod
-    def of(cls, params: Sequence[SamplingParams], vocab_size: int, device: torch.device) -> SamplingBatch:
-        """Columns from the rows' parameters."""
+    def of(cls, requests: Sequence[SampledRequest], vocab_size: int, device: torch.device) -> SamplingBatch:
+        """Columns from what the rows' requests ask for."""
+        params = [request.params for request in requests]
         greedy = [row.is_greedy for row in params]
         top_k = [min(row.top_k, vocab_size) if row.top_k > 0 else vocab_size for row in params]
         top_p = [row.top_p for row in params]
@@ -38,7 +77,15 @@ class SamplingBatch:
             top_k=torch.tensor(top_k, device=device) if min(top_k) < vocab_size else None,
             top_p=torch.tensor(top_p, device=device) if min(top_p) < 1.0 else None,
             all_greedy=all(greedy),
+            seeded=tuple(
+                (index, row.seed) for index, row in enumerate(params) if row.seed is not None and not row.is_greedy
+            ),
+            stop_mask=StopMask.of(requests, vocab_size),
         )
+
+    def seeds(self, positions: IntArray) -> dict[int, int]:
+        """Seeds of this step's draws, for the rows that do not share the engine's randomness."""
+        return {row: draw_seed(seed, int(positions[row])) for row, seed in self.seeded}
 
 
 class Sampler:
@@ -48,14 +95,17 @@ class Sampler:
         self._shared = torch.Generator(device=device).manual_seed(seed)
         self._own = torch.Generator(device=device)  # seeded anew for each draw of a row with a seed
 
-    def sample(self, logits: torch.Tensor, batch: SamplingBatch, seeds: Mapping[int, int]) -> torch.Tensor:
-        """Tokens [N] int64 of logits [N, V] float32; `seeds` has those of the rows that do not share the engine's."""
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch, positions: IntArray) -> torch.Tensor:
+        """Tokens [N] int64 for `positions` [N], from logits [N, V] float32, which may be written to."""
+        if batch.stop_mask is not None:
+            batch.stop_mask.apply(logits, positions)
         greedy = logits.argmax(dim=-1)
         if batch.all_greedy:
             return greedy
         probabilities = _limited(logits / batch.temperature[:, None], batch).softmax(dim=-1)
         # argmax(p / e) with e ~ Exp(1) draws from p (the Gumbel-max trick in another form) without a sync or a loop.
         noise = torch.empty_like(probabilities)
+        seeds = batch.seeds(positions)
         if len(seeds) < len(probabilities):
             noise.exponential_(generator=self._shared)
         for row, seed in seeds.items():

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from tokenyard.errors import CapacityError, ConfigError
-from tokenyard.interfaces.attention import AttentionBackend, AttentionBackendContext, AttentionSpec
+from tokenyard.interfaces.attention import AttentionBackend, AttentionBackendContext, AttentionSpec, KVCacheLayout
 from tokenyard.interfaces.executor import KVCacheGroupSpec, KVCachePlan, WorkerReport
 from tokenyard.model.files import resolve_model
 from tokenyard.model.loader import load_model
 from tokenyard.parts import make_part
 from tokenyard.platform import Platform
 from tokenyard.plugins import load_catalogue
-from tokenyard.worker.attention_choice import choose_attention
+from tokenyard.worker.attention_choice import AttentionChoice, choose_attention
 from tokenyard.worker.device import available_kv_bytes, choose_device, choose_dtype, set_threads, zeros
 from tokenyard.worker.input_batch import InputBatch
+from tokenyard.worker.kv_groups import KVGroups, group_layers
 from tokenyard.worker.model_runner import ModelRunner
 from tokenyard.worker.sampler import Sampler
 
@@ -25,9 +26,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tokenyard.config import EngineConfig
-    from tokenyard.model.causal_lm import CausalLM
+    from tokenyard.model.causal_lm import CausalLM, ModelShape
+    from tokenyard.model.files import ModelFiles
     from tokenyard.runner_output import ModelRunnerOutput
     from tokenyard.scheduler_output import SchedulerOutput
+
+
+class _Loaded(NamedTuple):
+    """What `Worker.load` leaves behind."""
+
+    model: CausalLM
+    backend: AttentionBackend
+    spec: AttentionSpec
+    groups: KVGroups
+    max_model_len: int
 
 
 class Worker:
@@ -38,36 +50,27 @@ class Worker:
         self._on_progress = on_progress
         self._device = choose_device(config.executor.device)
         self._num_threads = set_threads(config.executor.num_threads)
-        self._model: CausalLM | None = None
-        self._backend: AttentionBackend | None = None
+        self._loaded: _Loaded | None = None
         self._runner: ModelRunner | None = None
-        self._spec: AttentionSpec | None = None
-        self._max_model_len = 0
 
     def load(self) -> WorkerReport:
         """Load the model and choose the attention backend."""
         started = time.perf_counter()
         files = resolve_model(self._config.model.name, self._on_progress)
         dtype = choose_dtype(self._config.model.dtype, files.torch_dtype)
-        self._max_model_len = self._config.model.max_model_len or files.max_model_len
-        self._model = load_model(files, dtype=dtype, device=self._device)
-        self._spec = self._attention_spec(self._model, dtype)
+        model = load_model(files, dtype=dtype, device=self._device)
+        spec = self._attention_spec(model, dtype)
         # Each process that needs plugins loads them for itself; within one process that happens once.
         catalogue = load_catalogue(self._config.plugins)
-        choice = choose_attention(catalogue, self._config.attention.name, self._spec, Platform())
-        context = AttentionBackendContext(spec=self._spec, device=self._device, num_threads=self._num_threads)
-        self._backend = make_part(
-            choice.descriptor, AttentionBackend, lambda part: part.factory(self._config.attention.options, context)
-        )
-        shape = self._model.shape
-        values_per_token = shape.num_kv_heads * (shape.head_dim + shape.v_head_dim) * len(shape.layers)
+        choice = choose_attention(catalogue, self._config.attention.name, spec, Platform())
+        max_model_len = self._longest_request(files)
+        groups = group_layers(model.shape.layers, max_model_len)
+        self._loaded = _Loaded(model, self._make_backend(choice, spec), spec, groups, max_model_len)
         return WorkerReport(
-            kv_cache_groups=(
-                KVCacheGroupSpec(num_layers=len(shape.layers), bytes_per_token=values_per_token * dtype.itemsize),
-            ),
+            kv_cache_groups=_group_specs(groups, model.shape, dtype),
             available_bytes=available_kv_bytes(self._config.kv_cache, self._device),
-            vocab_size=shape.vocab_size,
-            decoder=self._model.description,
+            vocab_size=model.shape.vocab_size,
+            decoder=model.description,
             attention_backend=choice.descriptor.name,
             device=str(self._device),
             dtype=str(dtype).removeprefix("torch."),
@@ -76,41 +79,20 @@ class Worker:
 
     def allocate_kv_cache(self, plan: KVCachePlan) -> None:
         """Allocate the K/V cache and make the runner."""
-        model, backend, spec = self._loaded()
-        layout = backend.kv_cache_layout(spec, plan.num_blocks)
-        try:
-            kv_caches = [
-                (
-                    zeros(layout.key_shape, spec.dtype, self._device),
-                    zeros(layout.value_shape, spec.dtype, self._device),
-                )
-                for _ in model.shape.layers
-            ]
-        except (RuntimeError, MemoryError) as error:
-            raise CapacityError(
-                f"a K/V cache of {plan.num_blocks} blocks of {plan.block_size} tokens does not fit in memory; "
-                f"lower kv_cache.num_blocks or kv_cache.memory ({str(error).splitlines()[0]})"
-            ) from error
+        if self._loaded is None:
+            raise RuntimeError("load() comes first")
+        model, backend, spec, groups, max_model_len = self._loaded
+        tensors = self._kv_tensors(backend.kv_cache_layout(spec, plan.num_blocks), spec.dtype, groups.num_tensors, plan)
+        max_model_len = max_model_len if plan.max_model_len is None else plan.max_model_len
         self._runner = ModelRunner(
             model=model,
             backend=backend,
-            kv_caches=kv_caches,
-            batch=self._input_batch(plan.block_size),
+            layers=groups.assign(model.shape.layers),
+            kv_caches=[tensors[place] for place in groups.tensor_of()],
+            batch=self._input_batch(plan.block_size, max_model_len, len(groups.groups)),
             sampler=Sampler(self._seed(), self._device),
             device=self._device,
         )
-
-    def _input_batch(self, block_size: int) -> InputBatch:
-        num_slots = self._config.scheduler.max_num_seqs
-        try:
-            return InputBatch(
-                num_slots=num_slots, max_model_len=self._max_model_len, block_size=block_size, num_groups=1
-            )
-        except (MemoryError, ValueError) as error:
-            raise CapacityError(
-                f"a batch of scheduler.max_num_seqs={num_slots} requests of up to {self._max_model_len} tokens does "
-                "not fit in memory; lower scheduler.max_num_seqs or model.max_model_len"
-            ) from error
 
     def execute(self, output: SchedulerOutput) -> None:
         """Forward pass of a step."""
@@ -133,8 +115,44 @@ class Worker:
     def device_name(self) -> str:
         return str(self._device)
 
+    def _longest_request(self, files: ModelFiles) -> int:
+        """In tokens, as far as it is known before the cache's size is."""
+        wanted = self._config.model.max_model_len
+        return files.max_model_len if wanted is None or wanted < 0 else wanted  # below 0: fitted to the cache
+
     def _seed(self) -> int:
         return self._config.seed if self._config.model.seed is None else self._config.model.seed
+
+    def _make_backend(self, choice: AttentionChoice, spec: AttentionSpec) -> AttentionBackend:
+        context = AttentionBackendContext(spec=spec, device=self._device, num_threads=self._num_threads)
+        options = self._config.attention.options
+        return make_part(choice.descriptor, AttentionBackend, lambda part: part.factory(options, context))
+
+    def _kv_tensors(
+        self, layout: KVCacheLayout, dtype: str, count: int, plan: KVCachePlan
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Zeros, never what memory happens to hold: a mask alone would let NaN through."""
+        shapes = (layout.key_shape, layout.value_shape)
+        try:
+            pairs = [[zeros(shape, dtype, self._device) for shape in shapes] for _ in range(count)]
+        except (RuntimeError, MemoryError) as error:
+            raise CapacityError(
+                f"a K/V cache of {plan.num_blocks} blocks of {plan.block_size} tokens does not fit in memory; "
+                f"lower kv_cache.num_blocks or kv_cache.memory ({str(error).splitlines()[0]})"
+            ) from error
+        return [(key, value) for key, value in pairs]
+
+    def _input_batch(self, block_size: int, max_model_len: int, num_groups: int) -> InputBatch:
+        num_slots = self._config.scheduler.max_num_seqs
+        try:
+            return InputBatch(
+                num_slots=num_slots, max_model_len=max_model_len, block_size=block_size, num_groups=num_groups
+            )
+        except (MemoryError, ValueError) as error:
+            raise CapacityError(
+                f"a batch of scheduler.max_num_seqs={num_slots} requests of up to {max_model_len} tokens does not fit "
+                "in memory; lower scheduler.max_num_seqs or model.max_model_len"
+            ) from error
 
     def _attention_spec(self, model: CausalLM, dtype: torch.dtype) -> AttentionSpec:
         shape = model.shape
@@ -151,15 +169,22 @@ class Worker:
             has_sinks=any(layer.sinks is not None for layer in shape.layers),
         )
 
-    def _loaded(self) -> tuple[CausalLM, AttentionBackend, AttentionSpec]:
-        if self._model is None or self._backend is None or self._spec is None:
-            raise RuntimeError("load() comes first")
-        return self._model, self._backend, self._spec
-
     def _ready(self) -> ModelRunner:
         if self._runner is None:
             raise RuntimeError("allocate_kv_cache() comes first")
         return self._runner
+
+
+def _group_specs(groups: KVGroups, shape: ModelShape, dtype: torch.dtype) -> tuple[KVCacheGroupSpec, ...]:
+    bytes_per_layer = shape.num_kv_heads * (shape.head_dim + shape.v_head_dim) * dtype.itemsize
+    return tuple(
+        KVCacheGroupSpec(
+            num_layers=len(group.layers),
+            bytes_per_token=bytes_per_layer * len(group.layers),
+            sliding_window=group.window,
+        )
+        for group in groups.groups
+    )
 
 
 PUBLISHED: dict[str, Callable[..., object]] = {

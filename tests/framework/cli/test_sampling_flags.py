@@ -60,6 +60,8 @@ def run_command(command: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) 
         (["--sampling-seed", "11"], {"seed": 11}),
         (["--sampling-seed", "0"], {"seed": 0}),
         (["--stop", "zzz", "--stop", "a b=c"], {"stop": ["zzz", "a b=c"]}),
+        (["--min-tokens", "1"], {"min_tokens": 1}),
+        (["--stop-token-id", "7", "--stop-token-id", "5"], {"stop_token_ids": [7, 5]}),
         (["--ignore-eos"], {"ignore_eos": True}),
     ],
     ids=lambda value: " ".join(value) or "nothing" if isinstance(value, list) else "",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from tokenyard.request import PoolingParams
@@ -42,8 +44,8 @@ def output(rows: list[tuple[int, int, int, bool]], **parts: object) -> Scheduler
     )
 
 
-def make(num_slots: int = 4) -> InputBatch:
-    return InputBatch(num_slots=num_slots, max_model_len=32, block_size=4, num_groups=1)
+def make(num_slots: int = 4, num_groups: int = 1) -> InputBatch:
+    return InputBatch(num_slots=num_slots, max_model_len=32, block_size=4, num_groups=num_groups)
 
 
 def test_prompts_and_decodes_are_packed_one_after_another() -> None:
@@ -79,16 +81,72 @@ def test_slots_beyond_the_first_size_are_taken() -> None:
     first = output([(9, 0, 2, True)], new=[start(9, [5, 6], [3])])
     batch.apply(first)
     assert batch.build(first).token_ids.tolist() == [5, 6]
-    assert batch.sampling_params(ints(9)) == [GREEDY]
+    assert [request.params for request in batch.requests(ints(9))] == [GREEDY]
 
 
-def test_a_finished_slot_forgets_its_parameters_and_may_be_reused_in_the_same_step() -> None:
+def test_a_finished_slot_forgets_its_request_and_may_be_reused_in_the_same_step() -> None:
     batch = make()
     batch.apply(output([(0, 0, 2, True)], new=[start(0, [5, 6], [3])]))
     batch.apply(output([(1, 0, 2, True)], new=[start(1, [7, 8], [4])], finished=[Slot(0, 1)]))
-    assert batch.sampling_params(ints(0, 1)) == [GREEDY]
+    with pytest.raises(RuntimeError, match="slot 0 is in the step, but no request holds it"):
+        batch.requests(ints(0, 1))
     batch.apply(output([(1, 0, 2, True)], new=[start(1, [1, 2], [5])], finished=[Slot(1, 1)]))
-    assert batch.sampling_params(ints(1)) == [GREEDY]
+    assert [request.request_id for request in batch.requests(ints(1))] == ["r1"]
+
+
+def test_the_version_changes_whenever_a_slot_gets_another_request_and_only_then() -> None:
+    batch = make()
+    versions = [batch.version]
+    first = output([(0, 0, 2, True)], new=[start(0, [5, 6], [3])])
+    decode = output([(0, 2, 1, True)], block_table_updates=[BlockTableUpdate(Slot(0, 1), 0, 1, ints(4))])
+    again = output([(0, 0, 2, True)], finished=[Slot(0, 1)], resumed=[start(0, [7, 8], [3])])
+    for step in (first, decode, again):
+        batch.apply(step)
+        versions.append(batch.version)
+    assert versions[0] != versions[1] == versions[2] != versions[3]
+
+
+def test_each_group_has_its_own_tables_and_slot_mapping() -> None:
+    batch = make(num_groups=2)
+    windowed = dataclasses.replace(start(0, [*range(10)], [1, 2, 3]), block_ids=(ints(1, 2, 3), ints(0, 5, 6)))
+    first = output([(0, 8, 2, True)], new=[windowed])
+    batch.apply(first)
+    inputs = batch.build(first)
+    assert [table.tolist() for table in inputs.block_tables] == [[[1, 2, 3]], [[0, 5, 6]]]
+    assert [mapping.tolist() for mapping in inputs.slot_mappings] == [[12, 13], [24, 25]]
+    second = output([(0, 10, 3, True)], block_table_updates=[BlockTableUpdate(Slot(0, 1), 1, 3, ints(8))])
+    batch.apply(second)
+    with pytest.raises(RuntimeError, match="slot 0 has no block for the K/V of position 12 in KV group 0"):
+        batch.build(second)
+
+
+def test_a_token_is_never_written_to_the_null_block_nor_to_an_earlier_owners() -> None:
+    batch = make()
+    batch.apply(output([(0, 0, 8, True)], new=[start(0, [*range(8)], [1, 2])]))
+    second = output([(0, 0, 5, True)], finished=[Slot(0, 1)], new=[start(0, [*range(5)], [4])])
+    batch.apply(second)
+    with pytest.raises(RuntimeError, match="slot 0 has no block for the K/V of position 4"):
+        batch.build(second)
+    null = output([(1, 0, 5, True)], new=[start(1, [*range(5)], [0, 7])])
+    batch.apply(null)
+    with pytest.raises(RuntimeError, match="slot 1 has no block for the K/V of position 0"):
+        batch.build(null)
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16, 33])
+def test_the_last_position_of_the_longest_request_and_its_sampled_token_have_room(block_size: int) -> None:
+    batch = InputBatch(num_slots=1, max_model_len=32, block_size=block_size, num_groups=1)
+    blocks = [*range(1, -(-32 // block_size) + 1)]
+    step = output([(0, 31, 1, True)], new=[start(0, [*range(32)], blocks, computed=31)])
+    batch.apply(step)
+    batch.build(step)
+    batch.append(ints(0), ints(32), ints(9))
+    beyond = output([(0, 32, 1, True)])
+    if blocks[-1] * block_size > 32:
+        assert batch.build(beyond).token_ids.tolist() == [9]  # its own last block has room
+    else:
+        with pytest.raises(RuntimeError, match="no block for the K/V of position 32"):
+            batch.build(beyond)
 
 
 def test_a_request_that_pools_is_not_taken_for_one_that_samples() -> None:

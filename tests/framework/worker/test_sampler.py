@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from tokenyard.sampling_params import SamplingParams
-from tokenyard.worker.sampler import Sampler, SamplingBatch, draw_seed
+from tokenyard.worker.input_batch import SampledRequest
+from tokenyard.worker.sampler import Sampler, SamplingBatch
 
 CPU = torch.device("cpu")
 VOCAB = 50
 
 
-def sample(logits: torch.Tensor, params: list[SamplingParams], *, engine_seed: int = 0, position: int = 7) -> list[int]:
-    batch = SamplingBatch.of(params, logits.shape[-1], CPU)
-    seeds = {row: draw_seed(p.seed, position) for row, p in enumerate(params) if p.seed is not None}
-    tokens: list[int] = Sampler(engine_seed, CPU).sample(logits, batch, seeds).tolist()
+def requests_of(params: list[SamplingParams], stop_token_ids: tuple[int, ...] = ()) -> list[SampledRequest]:
+    """Requests with prompts of 5 tokens."""
+    return [SampledRequest(f"r{row}", row_params, 5, stop_token_ids) for row, row_params in enumerate(params)]
+
+
+def sample(
+    logits: torch.Tensor,
+    params: list[SamplingParams],
+    *,
+    engine_seed: int = 0,
+    position: int = 7,
+    stop_token_ids: tuple[int, ...] = (),
+) -> list[int]:
+    batch = SamplingBatch.of(requests_of(params, stop_token_ids), logits.shape[-1], CPU)
+    positions = np.full(len(params), position, dtype=np.int32)
+    tokens: list[int] = Sampler(engine_seed, CPU).sample(logits.clone(), batch, positions).tolist()
     return tokens
 
 
@@ -88,3 +102,47 @@ def test_the_chi_square_test_would_catch_a_wrong_sampler() -> None:
     tokens = torch.tensor(sample((probabilities.log() * 0.9).repeat(draws, 1), [SamplingParams()] * draws))
     counts = torch.bincount(tokens, minlength=4)
     assert float(((counts - draws * probabilities) ** 2 / (draws * probabilities)).sum()) > 21.1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_s13_a_stop_token_is_not_sampled_before_min_tokens(temperature: float) -> None:
+    """S13: positions 5, 6, 7 get the first three output tokens of a prompt of 5."""
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 3] = logits[0, 8] = 50.0
+    logits[0, 9] = 40.0
+    for params, masked_until in ((SamplingParams(temperature=temperature, min_tokens=3), 8), (SamplingParams(), 0)):
+        for position in range(5, 11):
+            (token,) = sample(logits, [params], position=position, stop_token_ids=(3, 8))
+            assert (token == 9) == (position < masked_until)
+
+
+def test_s13_only_the_rows_that_ask_wait_and_only_for_their_own_stop_tokens() -> None:
+    logits = torch.zeros(4, VOCAB)
+    logits[:, 3] = 50.0
+    waits, not_yet_over, over = (SamplingParams(temperature=0, min_tokens=count) for count in (9, 3, 2))
+    batch = SamplingBatch.of(
+        [
+            SampledRequest("waits", waits, 5, (3,)),
+            SampledRequest("other stop ids", waits, 5, (4,)),
+            SampledRequest("not yet over", not_yet_over, 5, (3, 3, 999)),
+            SampledRequest("over", over, 5, (3,)),
+        ],
+        VOCAB,
+        CPU,
+    )
+    tokens = Sampler(0, CPU).sample(logits, batch, np.full(4, 7, dtype=np.int32)).tolist()
+    assert [token == 3 for token in tokens] == [False, True, False, True]
+
+
+def test_s13_a_batch_in_which_nobody_asks_has_no_mask() -> None:
+    requests = requests_of([SamplingParams(), SamplingParams(stop_token_ids=[3])], stop_token_ids=(2, 3))
+    assert SamplingBatch.of(requests, VOCAB, CPU).stop_mask is None
+    assert SamplingBatch.of(requests_of([SamplingParams(min_tokens=3)]), VOCAB, CPU).stop_mask is None
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_d10_a_huge_min_tokens_and_stop_tokens_without_end_are_sampled_at_once(temperature: float) -> None:
+    """D10: with every token a stop token there is none to sample instead."""
+    params = SamplingParams(temperature=temperature, max_tokens=None, min_tokens=2**200)
+    assert sample(torch.zeros(1, VOCAB), [params], stop_token_ids=(*range(VOCAB),))[0] in range(VOCAB)
+    assert sample(torch.zeros(1, VOCAB), [params], stop_token_ids=(*range(VOCAB - 1),)) == [VOCAB - 1]

@@ -1,0 +1,196 @@
+"""ModelRunner over K/V groups: what left a window is never read, and rows keep to their own blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import window_models
+from tokenyard.interfaces import AttentionBackendContext, AttentionSpec
+from tokenyard.model.files import resolve_model
+from tokenyard.model.loader import load_model
+from tokenyard.sampling_params import SamplingParams
+from tokenyard.scheduler_output import BlockTableUpdate, RequestStart, SchedulerOutput, Slot
+from tokenyard.worker.input_batch import InputBatch
+from tokenyard.worker.kv_groups import KVGroups, group_layers
+from tokenyard.worker.model_runner import ModelRunner
+from tokenyard.worker.sampler import Sampler
+from tokenyard_backends.torch_native.backend import TorchNativeBackend
+from window_models import MAX_MODEL_LEN, prompt_of, transformers_greedy
+
+CPU = torch.device("cpu")
+GREEDY = SamplingParams(temperature=0)
+NUM_BLOCKS = 1000
+
+
+class Loop:
+    """A scheduler as plain as it can be. Blocks that left a window are filled with NaN and given to others."""
+
+    def __init__(self, folder: Path, block_size: int) -> None:
+        self.block_size = block_size
+        model = load_model(resolve_model(str(folder)), dtype=torch.float32, device=CPU)
+        self.groups: KVGroups = group_layers(model.shape.layers, MAX_MODEL_LEN)
+        spec = AttentionSpec(
+            device_type="cpu",
+            dtype="float32",
+            num_heads=model.shape.num_heads,
+            num_kv_heads=model.shape.num_kv_heads,
+            head_dim=model.shape.head_dim,
+            v_head_dim=model.shape.v_head_dim,
+            block_size=block_size,
+        )
+        backend = TorchNativeBackend(AttentionBackendContext(spec=spec, device=CPU, num_threads=1))
+        shape = backend.kv_cache_layout(spec, NUM_BLOCKS).key_shape
+        self.tensors = [
+            (torch.full(shape, torch.nan), torch.full(shape, torch.nan)) for _ in self.groups.groups[0].layers
+        ]
+        self.runner = ModelRunner(
+            model=model,
+            backend=backend,
+            layers=self.groups.assign(model.shape.layers),
+            kv_caches=[self.tensors[place] for place in self.groups.tensor_of()],
+            batch=InputBatch(
+                num_slots=1, max_model_len=MAX_MODEL_LEN, block_size=block_size, num_groups=len(self.groups.groups)
+            ),
+            sampler=Sampler(0, CPU),
+            device=CPU,
+        )
+        self.free = list(range(NUM_BLOCKS - 1, 0, -1))
+        self.tables: list[list[list[int]]] = []  # [slot][group]
+        self.tokens: list[list[int]] = []
+        self.computed: list[int] = []
+        self.waiting: dict[int, RequestStart] = {}
+        self.num_freed = 0
+
+    def add(self, prompt: list[int]) -> None:
+        slot = len(self.tokens)
+        self.tokens.append(list(prompt))
+        self.computed.append(0)
+        self.tables.append([self._take(-(-len(prompt) // self.block_size)) for _ in self.groups.groups])
+        self.waiting[slot] = RequestStart(
+            request_id=f"r{slot}",
+            slot=Slot(slot, 1),
+            token_ids=np.array(prompt, dtype=np.int32),
+            num_prompt_tokens=len(prompt),
+            num_computed_tokens=0,
+            block_ids=tuple(np.array(table, dtype=np.int32) for table in self.tables[slot]),
+            params=GREEDY,
+        )
+
+    def step(self, scheduled: dict[int, int]) -> None:
+        """Compute `scheduled[slot]` more tokens of each request."""
+        updates = [update for slot, count in scheduled.items() for update in self._grow(slot, count)]
+        before = [self.computed[slot] for slot in scheduled]
+        after = [done + count for done, count in zip(before, scheduled.values(), strict=True)]
+        output = SchedulerOutput(
+            step=0,
+            new=tuple(start for slot in scheduled if (start := self.waiting.pop(slot, None)) is not None),
+            slots=np.array(list(scheduled), dtype=np.int32),
+            generations=np.ones(len(scheduled), dtype=np.int32),
+            num_computed_tokens=np.array(before, dtype=np.int32),
+            num_scheduled_tokens=np.array(list(scheduled.values()), dtype=np.int32),
+            samples=np.array([done == len(self.tokens[slot]) for slot, done in zip(scheduled, after, strict=True)]),
+            block_table_updates=updates,
+        )
+        self.runner.execute(output)
+        result = self.runner.sample()
+        assert not result.errors
+        sampled = iter(result.token_ids.tolist())
+        for slot, done, count in zip(scheduled, after, result.num_sampled.tolist(), strict=True):
+            self.tokens[slot] += [next(sampled) for _ in range(count)]
+            self.computed[slot] = done
+            self._leave_window(slot)
+
+    def run(self, budget: int, num_tokens: int, prompts: list[list[int]]) -> list[list[int]]:
+        """All prompts at once under a token budget; the outputs."""
+        for prompt in prompts:
+            self.add(prompt)
+        while any(len(tokens) < len(prompt) + num_tokens for tokens, prompt in zip(self.tokens, prompts, strict=True)):
+            left, scheduled = budget, {}
+            for slot, prompt in enumerate(prompts):
+                wanted = min(len(self.tokens[slot]) - self.computed[slot], left)
+                if wanted and len(self.tokens[slot]) < len(prompt) + num_tokens:
+                    scheduled[slot] = wanted
+                    left -= wanted
+            self.step(scheduled)
+        return [tokens[len(prompt) :] for tokens, prompt in zip(self.tokens, prompts, strict=True)]
+
+    def _take(self, count: int) -> list[int]:
+        return [self.free.pop() for _ in range(count)]
+
+    def _grow(self, slot: int, count: int) -> list[BlockTableUpdate]:
+        updates = []
+        for group, table in enumerate(self.tables[slot]):
+            missing = -(-(self.computed[slot] + count) // self.block_size) - len(table)
+            if missing > 0:
+                new = self._take(missing)
+                updates.append(BlockTableUpdate(Slot(slot, 1), group, len(table), np.array(new, dtype=np.int32)))
+                table += new
+        return updates
+
+    def _leave_window(self, slot: int) -> None:
+        """As the K/V manager does: the worker is not told, so its table keeps naming the blocks."""
+        for group, table in zip(self.groups.groups, self.tables[slot], strict=True):
+            first = max(0, self.computed[slot] - (group.window or MAX_MODEL_LEN) + 1) // self.block_size
+            for index in range(first):
+                if table[index]:
+                    for pair in self.tensors:
+                        for cache in pair:
+                            cache[table[index]] = torch.nan
+                    self.free.insert(len(self.free) // 2, table[index])
+                    table[index] = 0
+                    self.num_freed += 1
+
+
+@pytest.fixture(scope="module")
+def window_model(tmp_path_factory: pytest.TempPathFactory, tiny_llama_dir: Path) -> Callable[[str], Path]:
+    """Writes a model of a family once."""
+    root = tmp_path_factory.mktemp("windows")
+
+    def get(family: str) -> Path:
+        folder = root / family
+        return folder if folder.exists() else window_models.write_window_model(folder, family, tiny_llama_dir)
+
+    return get
+
+
+@pytest.mark.parametrize("family", window_models.FAMILIES)
+@pytest.mark.parametrize(("block_size", "budget"), [(1, 100), (4, 5), (16, 100), (16, 13)])
+def test_blocks_that_left_the_window_may_hold_anything(
+    family: str, block_size: int, budget: int, window_model: Callable[[str], Path]
+) -> None:
+    """Greedy tokens are transformers' although each such block is overwritten at once."""
+    folder = window_model(family)
+    prompts = [prompt_of(length, seed=length) for length in (3, 40, 17, 8)]
+    loop = Loop(folder, block_size)
+    assert loop.run(budget, 10, prompts) == [transformers_greedy(folder, prompt, 10) for prompt in prompts]
+    assert loop.num_freed > 0
+
+
+def test_errors_of_one_row_name_its_request_and_leave_the_others_alone(window_model: Callable[[str], Path]) -> None:
+    """Also a row whose request ended while the step ran: nobody waits for its error any more."""
+    folder = window_model("mistral")
+    loop = Loop(folder, 4)
+    prompts = [prompt_of(6, 1), prompt_of(9, 2)]
+    for prompt in prompts:
+        loop.add(prompt)
+    loop.step({0: 6, 1: 9})
+    for group in range(len(loop.groups.groups)):
+        for cache in loop.tensors[0]:
+            cache[loop.tables[0][group][0]] = torch.inf
+    output = SchedulerOutput(
+        step=1,
+        slots=np.array([0, 1], dtype=np.int32),
+        generations=np.ones(2, dtype=np.int32),
+        num_computed_tokens=np.array([6, 9], dtype=np.int32),
+        num_scheduled_tokens=np.ones(2, dtype=np.int32),
+        samples=np.ones(2, dtype=np.bool_),
+    )
+    loop.runner.execute(output)
+    result = loop.runner.sample()
+    assert list(result.errors) == ["r0"]
+    assert result.num_sampled.tolist() == [0, 1]
+    assert result.token_ids.tolist() == transformers_greedy(folder, prompts[1], 2)[1:]
