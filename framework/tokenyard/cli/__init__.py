@@ -23,9 +23,10 @@ _COMMANDS = {
     "plugins": "list the installed plugins; `plugins explain NAME` says why one would run here or not",
     "config": "print the composed config, with where each value comes from",
     "doctor": "check this machine, the plugins and a model",
+    "bench": "measure what the scheduler, or each part of a step, costs",
 }
 SPIN_COUNT = "2000"  # tens of microseconds: longer than a step's operators keep each other waiting on idle cores
-_PLANNED = ("serve", "bench", "simulate", "experiment", "calibrate", "report", "replay", "run-batch", "new-plugin")
+_PLANNED = ("serve", "simulate", "experiment", "calibrate", "report", "replay", "run-batch", "new-plugin")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

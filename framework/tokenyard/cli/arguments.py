@@ -53,6 +53,7 @@ class Parser(argparse.ArgumentParser):
     """Wrong usage is a UserError - one line - instead of a page of usage."""
 
     model_at: int | None = None  # which of the words, from 0, is the model; None = the command takes none
+    own_group: str | None = None  # keys of this group are the command's own, and no part of the engine's config
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; see `{self.prog} --help`")
@@ -66,6 +67,7 @@ class Given:
     words: Sequence[str]  # what is neither a flag nor an override
     overrides: Sequence[str | Flagged]
     config_file: Path | None
+    own_overrides: Sequence[str] = ()  # of the parser's `own_group`
 
     def load(self) -> tuple[EngineConfig, Catalogue]:
         """The engine's config and the plugins."""
@@ -117,10 +119,13 @@ def parse(parser: Parser, arguments: Sequence[str]) -> Given:
     refuse_unknown_flags(unknown, own=own_flags)
     logging.getLogger().setLevel(flags.log_level.upper())
     overrides: list[str | Flagged] = []
+    own_overrides: list[str] = []
     words: list[str] = []
     model_at = parser.model_at
     for word in flags.words:
-        if _is_override(word, is_own=model_at is not None and len(words) < model_at):
+        if parser.own_group is not None and re.match(rf"{parser.own_group}\.[^=]*=", word):
+            own_overrides.append(word)
+        elif _is_override(word, is_own=model_at is not None and len(words) < model_at):
             overrides.append(word)
         else:
             words.append(word)
@@ -131,4 +136,7 @@ def parse(parser: Parser, arguments: Sequence[str]) -> Given:
     if flags.config_file == "":
         raise UserError("--config needs a file; it was given an empty text")
     config_file = Path(flags.config_file) if flags.config_file is not None else None
-    return Given(flags=flags, words=words, overrides=[*flags_to_overrides(flags), *overrides], config_file=config_file)
+    overrides = [*flags_to_overrides(flags), *overrides]
+    return Given(
+        flags=flags, words=words, overrides=overrides, config_file=config_file, own_overrides=tuple(own_overrides)
+    )
