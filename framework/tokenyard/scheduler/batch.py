@@ -187,14 +187,17 @@ class BatchScheduler(Scheduler):
     def update_from_output(self, output: SchedulerOutput, result: ModelRunnerOutput) -> EngineCoreOutputs:
         landed = self._running.land(output)
         taken = self._sampled.take(output, result, landed)
+        is_odd = not len(result.token_ids) == len(output.slots) == np.count_nonzero(result.num_sampled)
+        if is_odd:
+            self._step_back(output, result)
         self._commit(output.slots if landed.alive is None else output.slots[landed.alive], result.errors)
         self._counters.num_generation_tokens += len(taken.token_ids)
         ends = self._sampled.ends(result, taken, self._requests)
         if self._policy.wants_steps:
             self._policy.on_step(self._step_outcomes(output, taken, landed, {end.request_id for end in ends}))
         self._end([self._requests[end.request_id] for end in ends], [end.reason for end in ends])
-        if not len(result.token_ids) == len(output.slots) == np.count_nonzero(result.num_sampled):
-            self._resume_after(output, result)
+        if is_odd:
+            self._restart_odd(output, result)
         return EngineCoreOutputs(
             request_ids=taken.request_ids,
             num_tokens=taken.num_tokens,
@@ -279,19 +282,23 @@ class BatchScheduler(Scheduler):
             if request is not None and request.request_id not in failed:
                 self._kv.commit(request, num_computed)
 
-    def _resume_after(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
-        """Rows that were to sample one token and did not: none, or several."""
+    def _step_back(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
+        """Rows that were to sample and did not compute their last token once more: otherwise they would stand still.
+
+        Before `_commit`, after which a window group no longer holds what that token reads.
+        """
         table = self._table
-        for row in np.flatnonzero(output.samples & (result.num_sampled != 1)).tolist():
-            slot = int(output.slots[row])
-            request = table.requests[slot]
-            if request is None:
-                continue
-            if table.in_flight[slot, STEPS]:
-                self._growth.restart(request)  # what is in flight builds on one token, the next
-            elif not result.num_sampled[row]:
+        for slot in output.slots[output.samples & (result.num_sampled == 0)].tolist():
+            if table.requests[slot] is not None and not table.in_flight[slot, STEPS]:
                 table.service_before[slot] += 1
-                table.num_computed[slot] -= 1  # compute the last token once more: otherwise it would stand still
+                table.num_computed[slot] -= 1
+
+    def _restart_odd(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
+        """What is in flight builds on one token, the next: where there was none, or several, it is worth nothing."""
+        for slot in output.slots[output.samples & (result.num_sampled != 1)].tolist():
+            request = self._table.requests[slot]
+            if request is not None and self._table.in_flight[slot, STEPS]:
+                self._growth.restart(request)
 
     def _step_outcomes(
         self, output: SchedulerOutput, taken: Taken, landed: Landed, ended: set[str]
