@@ -1,0 +1,65 @@
+"""What plugin authors test with: the engine step by step, and suites that say whether a part keeps its contract.
+
+Importing this package imports neither torch nor Hydra, pytest or hypothesis: names are loaded when they are first used.
+The suites need the extra `testing`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenyard.testing.contracts.engine_core import EngineCoreContract
+    from tokenyard.testing.contracts.executor import ExecutorContract
+    from tokenyard.testing.contracts.kv_cache import KVCacheManagerContract
+    from tokenyard.testing.contracts.observer import ObserverContract
+    from tokenyard.testing.contracts.policy import PolicyContract
+    from tokenyard.testing.contracts.scheduler import SchedulerContract
+    from tokenyard.testing.errors import ContractViolation, MissingExtraError
+    from tokenyard.testing.harness import EngineHarness
+    from tokenyard.testing.parts import catalogue_with
+    from tokenyard.testing.records import RequestRecord
+    from tokenyard.testing.scripted import ScriptedExecutor
+
+_HOME = {
+    "ContractViolation": "tokenyard.testing.errors",
+    "EngineCoreContract": "tokenyard.testing.contracts.engine_core",
+    "EngineHarness": "tokenyard.testing.harness",
+    "ExecutorContract": "tokenyard.testing.contracts.executor",
+    "KVCacheManagerContract": "tokenyard.testing.contracts.kv_cache",
+    "MissingExtraError": "tokenyard.testing.errors",
+    "ObserverContract": "tokenyard.testing.contracts.observer",
+    "PolicyContract": "tokenyard.testing.contracts.policy",
+    "RequestRecord": "tokenyard.testing.records",
+    "SchedulerContract": "tokenyard.testing.contracts.scheduler",
+    "ScriptedExecutor": "tokenyard.testing.scripted",
+    "catalogue_with": "tokenyard.testing.parts",
+}
+
+__all__ = [
+    "ContractViolation",
+    "EngineCoreContract",
+    "EngineHarness",
+    "ExecutorContract",
+    "KVCacheManagerContract",
+    "MissingExtraError",
+    "ObserverContract",
+    "PolicyContract",
+    "RequestRecord",
+    "SchedulerContract",
+    "ScriptedExecutor",
+    "catalogue_with",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'tokenyard.testing' has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

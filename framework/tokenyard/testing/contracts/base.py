@@ -1,0 +1,164 @@
+"""Contract: how every suite is told what to test, and what its rules share."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import HealthCheck, Phase, given, settings
+
+from tokenyard.launch.assemble import as_it_is
+from tokenyard.launch.compose import load_engine_config
+from tokenyard.plugins import load_catalogue
+from tokenyard.testing.errors import ContractViolation
+from tokenyard.testing.harness import EngineHarness
+from tokenyard.testing.parts import catalogue_with
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
+    from tokenyard.catalogue import Catalogue
+    from tokenyard.config import EngineConfig
+    from tokenyard.descriptors import Descriptor
+    from tokenyard.launch.assemble import Decorate
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Sizes of a small engine. They change nothing but schedules, so a request's tokens are the same in all of them."""
+
+    max_num_seqs: int = 4
+    max_num_batched_tokens: int = 16
+    num_blocks: int = 12
+    block_size: int = 4
+    enable_prefix_caching: bool = True
+    long_prefill_token_threshold: int = 0
+
+    def with_blocks(self, num_blocks: int) -> Shape:
+        return dataclasses.replace(self, num_blocks=num_blocks)
+
+    def applied(self, config: EngineConfig) -> EngineConfig:
+        """`config` with these sizes. A config without prefix caching stays without."""
+        return dataclasses.replace(
+            config,
+            scheduler=dataclasses.replace(
+                config.scheduler,
+                max_num_seqs=self.max_num_seqs,
+                max_num_batched_tokens=self.max_num_batched_tokens,
+                long_prefill_token_threshold=self.long_prefill_token_threshold,
+            ),
+            kv_cache=dataclasses.replace(
+                config.kv_cache,
+                num_blocks=self.num_blocks,
+                block_size=self.block_size,
+                enable_prefix_caching=self.enable_prefix_caching and config.kv_cache.enable_prefix_caching,
+            ),
+        )
+
+
+AMPLE = Shape(max_num_seqs=64, max_num_batched_tokens=4096, num_blocks=200, block_size=16)
+"""Nothing ever waits, nothing is preempted."""
+
+
+class Contract:
+    """Inherit a suite in a class whose name starts with `Test`, and say what is to be tested.
+
+    - `overrides`: the part by its name, with its options, as on the command line; a list that is known only when a test
+      runs may be set in a fixture (`self.overrides = [...]`).
+    - `descriptors()`: descriptors of parts that are not installed as plugins; they join the catalogue.
+    - `max_examples`: random examples for each rule that uses them. The same ones in every run.
+    - `simplifies`: whether to look for the simplest example that fails, which takes a while.
+
+    Each test is one rule; its docstring starts with the rule's id. A rule that does not hold raises
+    ContractViolation, whose message starts with the id of what was violated.
+    """
+
+    overrides: Sequence[str] = ()
+    max_examples: int = 20
+    simplifies: bool = True
+
+    def descriptors(self) -> Sequence[Descriptor[Any]]:
+        """Parts that the overrides name and that no installed plugin provides."""
+        return ()
+
+    def load(self, *overrides: str, descriptors: Sequence[Descriptor[Any]] = ()) -> Loaded:
+        """The suite's config, with more overrides behind its own, and more parts."""
+        return _load((*self.overrides, *overrides), (*self.descriptors(), *descriptors), load_catalogue())
+
+    def for_all(self, check: Callable[..., None], *examples: SearchStrategy[Any]) -> None:
+        """Call `check` with random examples of each kind; it raises at the simplest one that it fails on."""
+        run = settings(
+            max_examples=self.max_examples,
+            deadline=None,
+            database=None,
+            derandomize=True,
+            report_multiple_bugs=False,
+            phases=[Phase.generate, Phase.shrink] if self.simplifies else [Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        run(given(*examples)(check))()
+
+
+class Loaded:
+    """A config and what its names stand for; makes engines of several shapes quickly."""
+
+    def __init__(self, config: EngineConfig, catalogue: Catalogue) -> None:
+        self.config = config
+        self.catalogue = catalogue
+
+    def harness(
+        self,
+        shape: Shape | None = None,
+        *,
+        decorate: Decorate = as_it_is,
+        group_windows: Sequence[int | None] = (None,),
+        step_seconds: float | None = None,
+    ) -> EngineHarness:
+        return EngineHarness(
+            config=self.config if shape is None else shape.applied(self.config),
+            catalogue=self.catalogue,
+            decorate=decorate,
+            group_windows=group_windows,
+            step_seconds=step_seconds,
+        )
+
+
+@lru_cache(maxsize=32)  # composing a config takes longer than most rules do
+def _load(overrides: tuple[str, ...], descriptors: tuple[Descriptor[Any], ...], installed: Catalogue) -> Loaded:
+    config, catalogue = load_engine_config(overrides, catalogue=catalogue_with(*descriptors, installed=installed))
+    return Loaded(config, catalogue)
+
+
+@contextmanager
+def no_errors(rule: str) -> Iterator[None]:
+    """What the part raises in a legal situation is a violation."""
+    try:
+        yield
+    except ContractViolation:
+        raise
+    except Exception as error:
+        raise ContractViolation(rule, f"{type(error).__name__}: {error}") from error
+
+
+def seeded(seed: int) -> Random:
+    """Random numbers for examples."""
+    return Random(seed)  # noqa: S311 - nothing is kept secret with them
+
+
+def expect(holds: bool, rule: str, what: str) -> None:
+    """A rule that does not hold is a violation."""
+    if not holds:
+        raise ContractViolation(rule, what)
+
+
+def check_equal(rule: str, left: Mapping[str, object], right: Mapping[str, object], what: str) -> None:
+    """Both runs did the same to each request."""
+    for name in left.keys() | right.keys():
+        if left.get(name) != right.get(name):
+            raise ContractViolation(
+                rule, f"{what}: '{name}' has {left.get(name)} in one and {right.get(name)} in the other"
+            )

@@ -1,0 +1,399 @@
+"""EngineHarness: the real loop, scheduler and K/V manager, step by step, with a test that says what is sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from tokenyard.errors import TokenyardError, ValidationError
+from tokenyard.interfaces.engine_core import PauseMode
+from tokenyard.launch.assemble import as_it_is
+from tokenyard.launch.compose import load_engine_config
+from tokenyard.request import EngineCoreRequest, FinishReason
+from tokenyard.testing.errors import ContractViolation
+from tokenyard.testing.inputs import longest_total, sampling_params, stop_ids, token_array
+from tokenyard.testing.invariants import (
+    AdmissionJudge,
+    check_blocks,
+    check_none_lost,
+    check_requests,
+    check_stats,
+    check_tables,
+    inspection_of,
+    snapshot_of,
+)
+from tokenyard.testing.ledger import Ledger
+from tokenyard.testing.parts import scripted_parts
+from tokenyard.testing.records import RequestRecord
+from tokenyard.testing.trace import Trace, keywords, short
+from tokenyard.testing.views import KVView
+
+if TYPE_CHECKING:
+    from tokenyard.catalogue import Catalogue
+    from tokenyard.clock import Clock
+    from tokenyard.config import EngineConfig
+    from tokenyard.engine_outputs import EngineCoreOutputs, SchedulerStats
+    from tokenyard.interfaces.kv_cache import ExtraKey
+    from tokenyard.interfaces.scheduler import SchedulerSnapshot
+    from tokenyard.launch.assemble import Decorate
+    from tokenyard.request import ServiceLevel
+    from tokenyard.scheduler_output import SchedulerOutput
+    from tokenyard.testing.scripted import Script
+
+
+class EngineHarness:
+    """What the overrides choose around a `ScriptedExecutor`; everything is checked after every call.
+
+    Defaults are the product's, except `kv_cache.num_blocks=10000` and `model.max_model_len=8192` (the step's token
+    budget where prefill is not chunked). The groups `model`, `attention` and `executor` choose nothing else here.
+
+    - `catalogue`: what can be chosen; None = the installed plugins. See `catalogue_with`.
+    - `config`: a config that was made already, with its catalogue, instead of overrides.
+    - `group_windows`: the sliding window of each K/V group, None = full attention.
+    - `clock`: None = a VirtualClock, which `advance` moves; `step_seconds` makes each step take that long.
+    - `decorate`: called with each part as it is made, returns what is used instead.
+    - `checks=False` leaves out the checks after each call, for long runs; `check_invariants` still makes them.
+
+    A rule that does not hold raises ContractViolation, with the rule's id and the calls that led there.
+    """
+
+    def __init__(
+        self,
+        overrides: Sequence[str] = (),
+        *,
+        catalogue: Catalogue | None = None,
+        config: EngineConfig | None = None,
+        vocab_size: int = 1 << 20,
+        eos_token_id: int | Sequence[int] = 50256,
+        group_windows: Sequence[int | None] = (None,),
+        clock: Clock | None = None,
+        step_seconds: float | None = None,
+        decorate: Decorate = as_it_is,
+        checks: bool = True,
+    ) -> None:
+        if config is None or catalogue is None:
+            config, catalogue = load_engine_config(list(overrides), catalogue=catalogue)
+        elif overrides:
+            raise ValidationError("give overrides or a config, not both", parameter="overrides", value=overrides)
+        made = scripted_parts(
+            config,
+            catalogue,
+            vocab_size=vocab_size,
+            group_windows=group_windows,
+            clock=clock,
+            step_seconds=step_seconds,
+            decorate=decorate,
+        )
+        self.config = made.config
+        self.clock = made.clock
+        self.executor = made.executor
+        self.core = made.parts.core
+        self.scheduler = made.parts.scheduler
+        self.kv_cache_manager = made.parts.kv_cache_manager
+        self.policy = made.parts.policy
+        self.kv = KVView(self.kv_cache_manager)
+        self.steps = 0  # calls of `step`
+        self.last_output: SchedulerOutput | None = None  # the step that was scheduled last
+        self._eos = (eos_token_id,) if isinstance(eos_token_id, int) else tuple(eos_token_id)
+        self._vocab_size = vocab_size
+        self._max_model_len = made.size.max_model_len
+        self._checks = checks
+        self._has_failed = False  # a step raised: what the engine says then means nothing
+        self._ledger = Ledger()
+        self._pause_mode: PauseMode | None = None
+        self._scheduled: dict[str, int] = {}
+        self._trace = Trace()
+        self._judge = AdmissionJudge(self.config, made.parts, len(group_windows))
+        self.executor.on_execute = self._on_execute
+
+    # Requests
+
+    def add(
+        self,
+        prompt_token_ids: Sequence[int],
+        request_id: str | None = None,
+        priority: int = 0,
+        arrival: float | None = None,
+        client: str | None = None,
+        metadata: Mapping[str, object] | None = None,
+        *,
+        session: str | None = None,
+        parent: str | None = None,
+        deadline: float | None = None,
+        service_level: ServiceLevel | None = None,
+        skip_prefix_cache: bool = False,
+        cache_salt: str | None = None,
+        lora_name: str | None = None,
+        extra_keys: Sequence[ExtraKey] = (),
+        **sampling: object,
+    ) -> str:
+        """Queue a request and return its id; ids are "0", "1", ... unless given.
+
+        `sampling` are fields of SamplingParams; `temperature` is 0.0 unless given. `arrival` defaults to now. Raises
+        what the product raises.
+        """
+        params = sampling_params(sampling)
+        request = EngineCoreRequest(
+            request_id=self._ledger.next_id() if request_id is None else request_id,
+            prompt_token_ids=token_array(prompt_token_ids, self._vocab_size),
+            params=params,
+            arrival_time=self.clock.now() if arrival is None else arrival,
+            stop_token_ids=stop_ids(params, self._eos),
+            eos_token_ids=self._eos,
+            priority=priority,
+            client_id=client,
+            session_id=session,
+            parent_id=parent,
+            deadline=deadline,
+            service_level=service_level,
+            skip_prefix_cache=skip_prefix_cache,
+            cache_salt=cache_salt,
+            lora_name=lora_name,
+            extra_keys=tuple(extra_keys),
+            metadata=dict(metadata or {}),
+        )
+        words = keywords({"priority": priority, **sampling})
+        with self._trace.call(f"add({short(prompt_token_ids)}, {request.request_id!r}{words})"):
+            self.add_request(request)
+        return request.request_id
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Queue a request that was made by other means."""
+        self.core.add_request(request)
+        self.executor.expect(request)
+        longest = longest_total(request, self._max_model_len, self.kv_cache_manager.capacity_tokens())
+        self._ledger.add(RequestRecord(request, longest))
+        self._look()
+
+    def finish(self, request_id: str | Sequence[str], reason: FinishReason | str = FinishReason.ABORT) -> list[str]:
+        """End requests at any moment; returns the ids that were alive. Unknown and ended ids are ignored."""
+        ids = [request_id] if isinstance(request_id, str) else list(request_id)
+        reason = FinishReason(reason)
+        with self._trace.call(f"finish({ids}, {reason.value!r})"):
+            alive = [one for one in dict.fromkeys(ids) if one in self._ledger.live]
+            ended = list(self.core.finish_requests(ids, reason))
+            if sorted(ended) != sorted(alive):
+                raise ContractViolation("request.finish_returns_alive", f"returned {ended}, alive were {alive}")
+            self._ledger.end(ended, reason)
+            self._look()
+        return ended
+
+    # Steps
+
+    def step(self, tokens: Script = None, *, errors: Mapping[str, str] | None = None) -> EngineCoreOutputs:
+        """One turn of the loop.
+
+        `tokens` says what is sampled in the step that lands in this call (under `engine=overlap` it was scheduled in
+        an earlier one): a list by request id, or a function of the id. A row may sample several tokens, or none with
+        `[]`; an id that is left out gets one token that depends on its id and position alone and never ends it. Ids
+        that were never added are an error; ids that do not sample in this step are not, since a request may be
+        preempted: `sampled` says what was. `errors` makes single requests fail.
+        """
+        for request_id in (*(tokens if isinstance(tokens, Mapping) else ()), *(errors or ())):
+            self.request(request_id)
+        self.steps += 1
+        with self._trace.call("step()"):
+            was_busy = bool(self.executor.worker.in_flight)
+            self.executor.begin_turn(tokens, errors or {})
+            outputs = self._turn()
+            self._ledger.take(outputs, self.executor.landed)
+            self._trace.explain(self._told(outputs))
+            self._look(is_after_step=True)
+            if self._checks and not was_busy and not self.executor.executed and not outputs.finished:
+                self._check_not_stalled()
+        return outputs
+
+    def run(self, limit: int = 10_000, tokens: Script = None) -> int:
+        """Steps until every request has ended; returns how many it took. Time moves on when nothing can run."""
+        for count in range(limit):
+            if not self.has_requests:
+                return count
+            if not self.step(tokens).did_run:
+                self._wait()
+        raise self._trace.told(ContractViolation("progress.bounded", f"not done after {limit} steps: {self.stats}"))
+
+    def pause(self, mode: PauseMode | str = PauseMode.KEEP) -> list[str]:
+        """Pause the loop; returns the ids that it ended."""
+        mode = PauseMode(mode)
+        with self._trace.call(f"pause({mode.value!r})"):
+            ended = list(self.core.pause(mode))
+            self._pause_mode, self._judge.is_paused = mode, True
+            self._ledger.end(ended, FinishReason.ABORT)
+            self._look()
+        return ended
+
+    def resume(self) -> None:
+        """Undo `pause`."""
+        with self._trace.call("resume()"):
+            self.core.resume()
+            self._pause_mode, self._judge.is_paused = None, False
+            self._look()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes; False, with nothing changed, while requests hold blocks."""
+        with self._trace.call("reset_prefix_cache()"):
+            was_free = self.kv.num_free == self.kv.num_total
+            is_reset = self.core.reset_prefix_cache()
+            if is_reset != was_free:
+                raise ContractViolation("kv.reset", f"reset returned {is_reset} with {self.kv.num_free} blocks free")
+            self._look()
+        return is_reset
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        with self._trace.call(f"advance({seconds:g})"):
+            self.clock.wait(until=self.clock.now() + seconds)
+
+    def close(self) -> None:
+        """Check once more, unless a step has raised, and shut the engine down."""
+        try:
+            if not self._has_failed:
+                self.check_invariants()
+        finally:
+            self.core.shutdown()
+
+    # What there is
+
+    @property
+    def running(self) -> list[str]:
+        """Ids in the batch, in order of admission."""
+        return [row.request_id for row in self.scheduler.snapshot().running]
+
+    @property
+    def waiting(self) -> list[str]:
+        """Ids in line, preempted ones included; the next to be admitted comes first."""
+        return [row.request_id for row in self.scheduler.snapshot().waiting]
+
+    @property
+    def eos_token_id(self) -> int:
+        """A token that ends a request."""
+        return self._eos[0]
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether any request has not ended, steps in flight included."""
+        return self.core.has_requests()
+
+    @property
+    def stats(self) -> SchedulerStats:
+        """Counters and gauges, now."""
+        return self.core.stats()
+
+    def request(self, request_id: str) -> RequestRecord:
+        """Status, tokens and end of a request, kept up to date; also after it has ended."""
+        return self._ledger.get(request_id)
+
+    @property
+    def requests(self) -> Mapping[str, RequestRecord]:
+        """Every request by id; of two with one id the later one."""
+        return self._ledger.records
+
+    def blocks(self, request_id: str, group: int = 0) -> list[int]:
+        """The block table of a request in a K/V group."""
+        tables = self.kv_cache_manager.block_ids(self.request(request_id))
+        return [int(block_id) for block_id in tables[group]]
+
+    @property
+    def scheduled(self) -> dict[str, int]:
+        """Id -> tokens in the step that was scheduled last."""
+        return dict(self._scheduled)
+
+    @property
+    def last_outputs(self) -> list[SchedulerOutput]:
+        """The steps that were scheduled in the last call of `step`: none, one, or several to fill a pipeline."""
+        return list(self.executor.executed)
+
+    @property
+    def sampled(self) -> dict[str, list[int]]:
+        """Id -> tokens sampled in the step that landed in the last call of `step`, whatever became of them."""
+        rows = (row for step in self.executor.landed for row in step.rows if row.samples)
+        return {row.held.request_id: list(row.sampled) for row in rows}
+
+    # Checks
+
+    def check_invariants(self) -> None:
+        """Raise ContractViolation, naming the rule, when requests, blocks, slots or counters do not fit together."""
+        try:
+            self._check_state(snapshot_of(self.scheduler))
+        except ContractViolation as violation:
+            raise self._trace.told(violation) from None
+
+    def check_idle(self) -> None:
+        """Nothing is left behind once every request has ended (S25)."""
+        self.check_invariants()
+        counts = inspection_of(self.kv_cache_manager)
+        left = {
+            "live requests": list(self._ledger.live),
+            "steps in flight": len(self.executor.worker.in_flight),
+            "has_requests": self.has_requests,
+            "blocks held": self.kv.num_total - self.kv.num_free,
+            "references": {} if counts is None else {block: n for block, n in counts.ref_counts.items() if n},
+        }
+        if any(left.values()):
+            raise self._trace.told(ContractViolation("idle.nothing_left", f"left behind: {left}"))
+
+    # Inside
+
+    def _turn(self) -> EngineCoreOutputs:
+        self._has_failed = True
+        try:
+            outputs = self.core.step()
+        except TokenyardError:
+            if self.executor.violation is not None:  # told as what it is, not as the death of an engine
+                raise self.executor.violation from None
+            raise
+        self._has_failed = False
+        return outputs
+
+    def _wait(self) -> None:
+        moment = self.core.wake_at()
+        if moment is None:
+            raise self._trace.told(ContractViolation("progress.stalled", f"nothing runs or wakes up: {self.stats}"))
+        self.clock.wait(until=moment)
+
+    def _on_execute(self, output: SchedulerOutput) -> None:
+        self.last_output = output
+        held = self.executor.worker.held
+        counts = zip(output.slots.tolist(), output.num_scheduled_tokens.tolist(), strict=True)
+        self._scheduled = {held[slot].request_id: count for slot, count in counts}
+        if self._checks:
+            self._judge.judge(output)
+
+    def _told(self, outputs: EngineCoreOutputs) -> str:
+        scheduled = self._scheduled if self.executor.executed else {}
+        ended = {end.request_id: end.reason.value for end in outputs.finished}
+        return f"step() scheduled {scheduled}, sampled {self.sampled}, ended {ended}"
+
+    def _look(self, *, is_after_step: bool = False) -> None:
+        """Take in what the scheduler says now, and check it."""
+        snapshot = snapshot_of(self.scheduler)
+        if snapshot is not None:
+            self._ledger.take_snapshot(snapshot)
+        if self._checks:
+            self._check_state(snapshot)
+            if is_after_step and snapshot is not None:
+                check_none_lost(snapshot, self._ledger.live.values())
+
+    def _check_state(self, snapshot: SchedulerSnapshot | None) -> None:
+        holders = self._ledger.holders(self.executor.worker.ids_in_flight)
+        check_blocks(self.kv_cache_manager, holders, self.config.kv_cache.num_blocks or 0)
+        check_tables(self.kv_cache_manager, self.executor.worker, self._ledger.live)
+        if snapshot is not None:
+            check_requests(snapshot, self._ledger.records)
+            check_stats(self.stats, snapshot, self.kv_cache_manager)
+        if self._ledger.live and not self.has_requests:
+            raise ContractViolation(
+                "engine.has_requests", f"it says none, but {list(self._ledger.live)} have not ended"
+            )
+
+    def _check_not_stalled(self) -> None:
+        """Nothing ran although nothing was in flight: then every request waits for a reason."""
+        if self._pause_mode in (PauseMode.KEEP, PauseMode.ABORT):
+            return
+        live = self._ledger.live
+        has_reasons = snapshot_of(self.scheduler) is not None
+        if any(row.wait_reason not in ("deferred", "paused") for row in live.values()) and (
+            has_reasons or self.core.wake_at() is None
+        ):
+            stuck = {name: (row.status.value, row.wait_reason and row.wait_reason.value) for name, row in live.items()}
+            raise ContractViolation("progress.stalled", f"nothing ran although nobody has a reason to wait: {stuck}")

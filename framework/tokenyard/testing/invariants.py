@@ -1,0 +1,231 @@
+"""What must hold after every step: of blocks, of requests, of progress. Each rule has an id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tokenyard.errors import UnsupportedError
+from tokenyard.interfaces.scheduler import RequestStatus, WaitReason
+from tokenyard.scheduler.policy_calls import overridden
+from tokenyard.testing.errors import ContractViolation
+from tokenyard.testing.memory import NULL_BLOCK
+
+if TYPE_CHECKING:
+    from tokenyard.config import EngineConfig
+    from tokenyard.engine_outputs import EngineCoreOutputs, SchedulerStats
+    from tokenyard.interfaces.kv_cache import KVCacheInspection, KVCacheManager, KVRequest
+    from tokenyard.interfaces.scheduler import RequestSnapshot, Scheduler, SchedulerSnapshot
+    from tokenyard.launch.assemble import EngineParts
+    from tokenyard.scheduler_output import SchedulerOutput
+    from tokenyard.testing.records import RequestRecord
+    from tokenyard.testing.worker_side import WorkerSide, WorkerStep
+
+_MAY_WAIT = frozenset({WaitReason.PREEMPTION, WaitReason.BLOCKS_IN_FLIGHT, WaitReason.PAUSED})
+_LEAVES_ROOM = frozenset({"waiting_order", "token_budget", "prefill_budget", "chunk_size", "max_running"})
+"""Decision points by which a policy may leave room unused."""
+
+
+def _value(reason: WaitReason | None) -> str | None:
+    return None if reason is None else reason.value
+
+
+def snapshot_of(scheduler: Scheduler) -> SchedulerSnapshot | None:
+    """None for a scheduler that was written for API 1.1."""
+    try:
+        return scheduler.snapshot()
+    except UnsupportedError:
+        return None
+
+
+def inspection_of(manager: KVCacheManager) -> KVCacheInspection | None:
+    """None for a manager that was written for API 1.1."""
+    try:
+        return manager.inspect()
+    except UnsupportedError:
+        return None
+
+
+def check_blocks(manager: KVCacheManager, holders: Iterable[KVRequest], num_blocks: int) -> None:
+    """`holders` are the requests that may hold blocks: the live ones, and those that a step in flight still names."""
+    listed: dict[int, int] = {}
+    for record in holders:
+        for table in manager.block_ids(record):
+            for block_id in table.tolist():
+                listed[block_id] = listed.get(block_id, 0) + 1
+    listed.pop(NULL_BLOCK, None)
+    usage, inspection = manager.usage, inspection_of(manager)
+    if usage.num_total_blocks != num_blocks:
+        raise ContractViolation(
+            "kv.conservation", f"the pool has {usage.num_total_blocks} blocks instead of {num_blocks}"
+        )
+    if usage.num_free_blocks + len(listed) != num_blocks:
+        raise ContractViolation(
+            "kv.conservation",
+            f"{usage.num_free_blocks} free and {len(listed)} in block tables do not make {num_blocks}",
+        )
+    if inspection is not None:
+        _check_ref_counts(inspection.ref_counts, listed, num_blocks)
+
+
+def _check_ref_counts(ref_counts: Mapping[int, int], listed: Mapping[int, int], num_blocks: int) -> None:
+    if NULL_BLOCK in ref_counts or len(ref_counts) != num_blocks:
+        raise ContractViolation(
+            "kv.conservation", f"inspect() counts {len(ref_counts)} blocks instead of the {num_blocks} usable ones"
+        )
+    held = {block_id: count for block_id, count in ref_counts.items() if count}
+    if held != listed:
+        block_id = min(block for block in held.keys() | listed.keys() if held.get(block) != listed.get(block))
+        raise ContractViolation(
+            "kv.ref_counts",
+            f"block {block_id} has reference count {held.get(block_id, 0)} and is in {listed.get(block_id, 0)} tables",
+        )
+
+
+def check_tables(manager: KVCacheManager, worker: WorkerSide, live: Mapping[str, RequestRecord]) -> None:
+    """A request in the batch has blocks for all its computed tokens, and the worker was told which.
+
+    The manager may know more blocks than the worker, until the next step, and fewer of those behind a window.
+    """
+    for held in worker.held.values():
+        record = live.get(held.request_id)
+        if record is None or record.status is not RequestStatus.RUNNING:  # the worker learns of it in the next step
+            continue
+        for group, table in enumerate(manager.block_ids(record)):
+            own, told = table.tolist(), held.tables[group]
+            if len(own) * worker.limits.block_size < held.num_computed:
+                raise ContractViolation(
+                    "table.covers_computed",
+                    f"'{held.request_id}' has {held.num_computed} tokens computed, its table of group {group} is {own}",
+                )
+            if any(mine not in (NULL_BLOCK, theirs) for mine, theirs in zip(own, told, strict=False)):
+                raise ContractViolation(
+                    "table.as_told", f"'{held.request_id}' has blocks {own} (group {group}), the worker was told {told}"
+                )
+
+
+def check_requests(snapshot: SchedulerSnapshot, records: Mapping[str, RequestRecord]) -> None:
+    """The scheduler's requests are those that were added and have not ended, with the tokens that were given out."""
+    seen: set[str] = set()
+    for status, rows in (("running", snapshot.running), ("waiting", snapshot.waiting)):
+        for row in rows:
+            record = records.get(row.request_id)
+            if record is None or record.is_finished:
+                raise ContractViolation(
+                    "request.only_live", f"'{row.request_id}' is {status} but has ended, or never was"
+                )
+            if row.request_id in seen:
+                raise ContractViolation("request.listed_once", f"'{row.request_id}' is in the snapshot twice")
+            seen.add(row.request_id)
+            _check_row(row, record, is_running=status == "running")
+
+
+def _check_row(row: RequestSnapshot, record: RequestRecord, *, is_running: bool) -> None:
+    if is_running != (row.status is RequestStatus.RUNNING):
+        raise ContractViolation("request.status", f"{record} is {row.status.value} in the wrong list")
+    if is_running != (row.wait_reason is None):
+        raise ContractViolation(
+            "request.wait_reason", f"{record} is {row.status.value} with reason {_value(row.wait_reason)}"
+        )
+    if row.num_output_tokens != len(record.output_token_ids):
+        raise ContractViolation(
+            "request.tokens_counted",
+            f"{record} was given {len(record.output_token_ids)} tokens, the scheduler says {row.num_output_tokens}",
+        )
+    if row.num_computed_tokens > record.num_tokens:
+        raise ContractViolation(
+            "request.tokens_counted", f"{record} has {row.num_computed_tokens} computed of {record.num_tokens} tokens"
+        )
+
+
+def check_none_lost(snapshot: SchedulerSnapshot, records: Iterable[RequestRecord]) -> None:
+    """After a step: whoever has not ended runs or waits."""
+    there = {row.request_id for row in (*snapshot.running, *snapshot.waiting)}
+    for record in records:
+        if record.request_id not in there:
+            raise ContractViolation("request.lost", f"{record} neither runs nor waits, and its end was never reported")
+
+
+def check_stats(stats: SchedulerStats, snapshot: SchedulerSnapshot, manager: KVCacheManager) -> None:
+    """The gauges say what is there."""
+    told = (stats.num_running, stats.num_waiting, stats.num_free_blocks, stats.num_total_blocks)
+    there = (len(snapshot.running), len(snapshot.waiting), *manager.usage)
+    if told != there:
+        raise ContractViolation(
+            "stats.gauges", f"stats say {told}, there are {there} (running, waiting, free and total blocks)"
+        )
+    if min(stats.num_generation_tokens, stats.prefix_cache_hits, stats.num_prompt_tokens) < 0:
+        raise ContractViolation("stats.counters", f"a counter is negative: {stats}")
+
+
+def split_tokens(outputs: EngineCoreOutputs) -> dict[str, list[int]]:
+    """Request id -> its new tokens."""
+    ends = np.cumsum(outputs.num_tokens).tolist()
+    if len(outputs.request_ids) != len(ends) or (ends and ends[-1] != len(outputs.token_ids)):
+        raise ContractViolation("outputs.ragged", f"{len(outputs.request_ids)} ids, {outputs.num_tokens} tokens each")
+    pieces = np.split(outputs.token_ids, ends[:-1])
+    return {name: piece.tolist() for name, piece in zip(outputs.request_ids, pieces, strict=bool(ends))}
+
+
+def check_delivered(
+    landed: Sequence[WorkerStep], delivered: Mapping[str, list[int]], live: Mapping[str, RequestRecord]
+) -> None:
+    """What was given out is what was sampled, cut where the request ended; only who left the batch gets nothing."""
+    sampled: dict[str, list[int]] = {}
+    may_get_none: set[str] = set()
+    for row in (row for step in landed for row in step.rows):
+        name = row.held.request_id
+        sampled.setdefault(name, []).extend(row.sampled)
+        if row.held.is_gone or name not in live or live[name].status is RequestStatus.PREEMPTED:
+            may_get_none.add(name)
+    for name in delivered.keys() | sampled.keys():
+        given, made = delivered.get(name, []), sampled.get(name, [])
+        is_cut = name not in live and given == made[: len(given)]
+        if given != made and not is_cut and not (not given and name in may_get_none):
+            raise ContractViolation("request.tokens_as_sampled", f"'{name}' sampled {made} and was given {given}")
+
+
+class AdmissionJudge:
+    """Looks at each step as it is handed to the executor: nobody waits who could have run (work conservation)."""
+
+    def __init__(self, config: EngineConfig, parts: EngineParts, num_groups: int) -> None:
+        self._limits = config.scheduler
+        self._block_size = config.kv_cache.block_size
+        self._scheduler = parts.scheduler
+        self._manager = parts.kv_cache_manager
+        self._num_groups = num_groups
+        self._num_preemptions = 0
+        self._leaves_room = parts.policy is not None and bool(overridden(parts.policy) & _LEAVES_ROOM)
+        self.is_paused = False
+
+    def judge(self, output: SchedulerOutput) -> None:
+        """Raise ContractViolation when the first in line would have fitted into this step."""
+        stats = self._scheduler.stats()
+        has_preempted, self._num_preemptions = stats.num_preemptions > self._num_preemptions, stats.num_preemptions
+        is_full = stats.num_running >= self._limits.max_num_seqs
+        if self.is_paused or has_preempted or is_full or self._leaves_room or not stats.num_waiting:
+            return
+        snapshot = snapshot_of(self._scheduler)
+        waiting = () if snapshot is None else snapshot.waiting
+        head = next((row for row in waiting if row.wait_reason is not WaitReason.DEFERRED), None)
+        if head is None or head.wait_reason in _MAY_WAIT:
+            return
+        if self._fits(head, output.total_num_scheduled_tokens):
+            limits, num_tokens = self._limits, output.total_num_scheduled_tokens
+            why = f"{_value(head.wait_reason)}, {head.wait_detail}"
+            raise ContractViolation(
+                "progress.work_conserving",
+                f"'{head.request_id}' waits ({why}) although step {output.step} had room: {num_tokens} of "
+                f"{limits.max_num_batched_tokens} tokens, {stats.num_running} of {limits.max_num_seqs} running, "
+                f"{stats.num_free_blocks} blocks free",
+            )
+
+    def _fits(self, head: RequestSnapshot, num_scheduled: int) -> bool:
+        """Prefix hits are not counted: they would only make it fit more easily."""
+        num_tokens = head.num_prompt_tokens + head.num_output_tokens
+        left = self._limits.max_num_batched_tokens - num_scheduled
+        num_blocks = self._num_groups * -(-num_tokens // self._block_size)
+        needs = 1 if self._limits.enable_chunked_prefill else num_tokens
+        return left >= needs and num_blocks <= self._manager.usage.num_free_blocks

@@ -1,0 +1,113 @@
+"""A catalogue with parts that are not installed, and an engine's parts without a model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tokenyard.catalogue import Catalogue, Entry, Provider
+from tokenyard.clock import VirtualClock
+from tokenyard.errors import ConfigError
+from tokenyard.launch.assemble import Decorate, EngineParts, as_it_is, assemble_parts, make_policy
+from tokenyard.launch.cache_size import CacheSize, size_kv_cache
+from tokenyard.plugins import load_catalogue
+from tokenyard.testing.scripted import ScriptedExecutor
+from tokenyard.testing.worker_side import WorkerLimits
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from tokenyard.clock import Clock
+    from tokenyard.config import EngineConfig
+    from tokenyard.descriptors import Descriptor
+
+DEFAULT_NUM_BLOCKS = 10_000
+DEFAULT_MAX_MODEL_LEN = 8192
+
+
+def catalogue_with(*descriptors: Descriptor[Any], installed: Catalogue | None = None) -> Catalogue:
+    """The installed plugins and these parts, each in the place of an installed one of its kind and name."""
+    provider = Provider(distribution="under-test", version="0", entry_point="under_test")
+    own = {(descriptor.kind, descriptor.name) for descriptor in descriptors}
+    others = [entry for entry in (installed or load_catalogue()).entries() if (entry.kind, entry.name) not in own]
+    return Catalogue([*others, *(Entry(descriptor=descriptor, provider=provider) for descriptor in descriptors)])
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptedParts:
+    """An engine around a ScriptedExecutor."""
+
+    parts: EngineParts
+    executor: ScriptedExecutor
+    clock: Clock
+    size: CacheSize
+    config: EngineConfig
+
+
+def with_sizes(config: EngineConfig) -> EngineConfig:
+    """The config with the sizes that a model would have given.
+
+    A prompt must fit one step where prefill is not chunked, so there the greatest length is the budget at most.
+    """
+    if config.kv_cache.memory is not None:
+        raise ConfigError(
+            f"kv_cache.memory={config.kv_cache.memory}: no model is loaded, so nobody knows what a block costs; give "
+            "kv_cache.num_blocks"
+        )
+    scheduler, max_model_len = config.scheduler, config.model.max_model_len
+    if max_model_len is None:
+        max_model_len = DEFAULT_MAX_MODEL_LEN
+        if not scheduler.enable_chunked_prefill:
+            max_model_len = min(max_model_len, scheduler.max_num_batched_tokens)
+    num_blocks = config.kv_cache.num_blocks
+    return dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, max_model_len=max_model_len),
+        kv_cache=dataclasses.replace(
+            config.kv_cache, num_blocks=DEFAULT_NUM_BLOCKS if num_blocks is None else num_blocks
+        ),
+    )
+
+
+def scripted_parts(
+    config: EngineConfig,
+    catalogue: Catalogue,
+    *,
+    vocab_size: int,
+    group_windows: Sequence[int | None] = (None,),
+    clock: Clock | None = None,
+    step_seconds: float | None = None,
+    decorate: Decorate = as_it_is,
+) -> ScriptedParts:
+    """Everything but a model: the parts that the config names around a ScriptedExecutor."""
+    clock = clock or VirtualClock()
+    sized = with_sizes(config)
+    limits = _worker_limits(sized, group_windows)
+    executor = ScriptedExecutor(limits, vocab_size=vocab_size, clock=clock, step_seconds=step_seconds)
+    report = executor.initialize(sized)
+    # Without a limit of its own the config's blocks need not hold the longest request, and nobody wants to be warned.
+    has_limit = config.model.max_model_len is not None
+    most = sized.model.max_model_len or 0
+    size = size_kv_cache(sized, report, DEFAULT_MAX_MODEL_LEN) if has_limit else CacheSize(limits.num_blocks, most)
+    parts = assemble_parts(
+        sized,
+        catalogue,
+        executor=decorate(executor),
+        report=report,
+        policy=make_policy(sized, catalogue),
+        clock=clock,
+        size=size,
+        decorate=decorate,
+    )
+    return ScriptedParts(parts=parts, executor=executor, clock=clock, size=size, config=sized)
+
+
+def _worker_limits(config: EngineConfig, group_windows: Sequence[int | None]) -> WorkerLimits:
+    return WorkerLimits(
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        block_size=config.kv_cache.block_size,
+        num_blocks=config.kv_cache.num_blocks or 0,
+        group_windows=tuple(group_windows),
+    )
