@@ -14,7 +14,7 @@ from typing import get_args
 
 import pytest
 import tokenyard
-from tokenyard import descriptor_rules, errors, interfaces
+from tokenyard import descriptor_rules, errors, interfaces, testing
 from tokenyard.cli import _COMMANDS, _PLANNED
 from tokenyard.config import PluginsConfig
 from tokenyard.descriptors import PLUGIN_API
@@ -91,6 +91,12 @@ def test_every_public_name_is_in_the_reference_and_in_the_changelog(name: str) -
     assert f"[`{name}`]" in page("api")
     changelog = (ROOT / "docs" / "changelog.md").read_text(encoding="utf-8")
     assert re.search(rf"\b{name}\b", changelog)
+
+
+@pytest.mark.parametrize("name", testing.__all__)
+def test_every_name_for_tests_is_in_the_reference_and_in_the_changelog(name: str) -> None:
+    assert name in headings(page("testing"))
+    assert re.search(rf"\b{name}\b", (ROOT / "docs" / "changelog.md").read_text(encoding="utf-8"))
 
 
 def test_the_changelog_tells_of_the_plugin_api() -> None:

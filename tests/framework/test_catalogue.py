@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 from plugin_makers import CPUOnly, attention, component, entry, policy, provider, scheduler
-from tokenyard.catalogue import Blocked, BlockReason, Catalogue, Failure, is_compatible
+from tokenyard.catalogue import Blocked, BlockReason, Catalogue, Failure, format_api, is_compatible
 from tokenyard.descriptors import (
     PLUGIN_API,
 )
@@ -17,6 +17,9 @@ from tokenyard.platform import Platform
 
 if TYPE_CHECKING:
     pass
+
+
+OURS = format_api(PLUGIN_API)
 
 
 def message_of(catalogue: Catalogue, kind: str, name: str) -> str:
@@ -188,8 +191,8 @@ def test_a_blocked_plugin_that_is_chosen_says_what_blocks_it(reason: BlockReason
 @pytest.mark.parametrize(
     ("built_for", "what_to_do"),
     [
-        ((2, 0), "upgrade Tokenyard, or install a release of alpha for API 1.1"),
-        ((1, 99), "upgrade Tokenyard, or install a release of alpha for API 1.1"),
+        ((2, 0), f"upgrade Tokenyard, or install a release of alpha for API {OURS}"),
+        ((1, 99), f"upgrade Tokenyard, or install a release of alpha for API {OURS}"),
         ((0, 9), "upgrade alpha"),
     ],
 )
@@ -198,7 +201,7 @@ def test_a_component_for_another_api_says_which_and_what_to_do(built_for: tuple[
     assert catalogue.names("policy") == []
     assert [kept.name for kept in catalogue.incompatible] == ["sjf"]
     message = message_of(catalogue, "policy", "sjf")
-    assert f"built for plugin API {built_for[0]}.{built_for[1]} and this Tokenyard has 1.1: {what_to_do}" in message
+    assert f"built for plugin API {format_api(built_for)} and this Tokenyard has {OURS}: {what_to_do}" in message
 
 
 def test_only_older_minors_of_our_major_are_compatible() -> None:

@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 from plugin_makers import CPUOnly, attention, component, entry, policy, provider
-from tokenyard.catalogue import Blocked, Catalogue, Failure
+from tokenyard.catalogue import Blocked, Catalogue, Failure, format_api
+from tokenyard.descriptors import PLUGIN_API
 from tokenyard.errors import PluginError
 from tokenyard.platform import Platform
 from tokenyard.plugin_report import PluginRow, describe, explain
 
 if TYPE_CHECKING:
     pass
+
+
+OURS = format_api(PLUGIN_API)
 
 
 class WithGPU(Platform):
@@ -51,7 +55,7 @@ def row_of(rows: Sequence[PluginRow], name: str) -> PluginRow:
         ("sjf", "available", None),
         ("flash", "unavailable", "no GPU; no nvcc"),
         ("twice", "conflict", "eviction 'twice' is provided by plugin 'one' of alpha 1.0 and by plugin 'two' of beta"),
-        ("future", "incompatible", "it was built for plugin API 2.0 and this Tokenyard has 1.1"),
+        ("future", "incompatible", f"it was built for plugin API 2.0 and this Tokenyard has {OURS}"),
         ("bad", "broken", "ImportError: no numpy"),
         ("shut", "blocked", "plugins.disabled"),
     ],
@@ -72,7 +76,7 @@ def test_a_row_tells_who_provides_it_and_survives_json() -> None:
         "distribution": "tokenyard",
         "version": "1.0",
         "entry_point": "fcfs",
-        "api_version": "1.1",
+        "api_version": OURS,
         "status": "available",
         "reason": None,
         "summary": "First come, first served.",

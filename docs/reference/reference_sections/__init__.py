@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
-from reference_sections import api, cli, config_keys, interfaces, plugin_api
+from reference_sections import api, cli, config_keys, interfaces, plugin_api, testing
 
 Section: TypeAlias = Callable[[], str]
 
@@ -26,7 +26,12 @@ SECTIONS: Mapping[str, Section] = {
     "api.outputs": api.outputs,
     "api.metrics": api.metrics,
     "api.errors": api.errors,
+    "testing.names": testing.names,
+    "testing.harness": testing.harness,
+    "testing.contracts": testing.contracts,
+    "testing.errors": testing.errors,
     "cli.commands": cli.commands,
+    "cli.bench_keys": config_keys.bench,
     "cli.engine_flags": cli.engine_flags,
     "cli.refused_flags": cli.refused_flags,
     "cli.planned_commands": cli.planned_commands,

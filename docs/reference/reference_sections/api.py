@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import MISSING, fields
+from typing import Any
 
 import tokenyard
 from tokenyard import errors as error_module
@@ -116,8 +117,8 @@ def outputs() -> str:
 
 def metrics() -> str:
     """The names that LLM.get_metrics() returns."""
-    nothing = SchedulerStats(**{field.name: 0 for field in fields(SchedulerStats)})
-    rows = [(code(metric.name), code(metric.alias), metric.kind) for metric in metrics_of(nothing)]
+    zeros: dict[str, Any] = {field.name: 0 for field in fields(SchedulerStats) if field.default is MISSING}
+    rows = [(code(metric.name), code(metric.alias), metric.kind) for metric in metrics_of(SchedulerStats(**zeros))]
     return table(("name", "alias", "kind"), rows)
 
 

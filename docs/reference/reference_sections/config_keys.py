@@ -7,6 +7,7 @@ import typing
 from collections.abc import Iterator
 from dataclasses import fields
 
+from tokenyard.bench.settings import GROUP, OverheadBench, SchedulerBench
 from tokenyard.config import EngineConfig, PluginsConfig, PolicyConfig
 from tokenyard.launch.convert import in_words, show, type_hints
 from tokenyard.launch.flags import _FLAGS
@@ -60,7 +61,11 @@ def _takes(annotation: object) -> str:
     members = typing.get_args(annotation)
     if any(typing.get_origin(member) is tuple for member in members):
         return ", or ".join(_takes(member) for member in members)
-    return re.sub(r"'(\w+)'", r"`\1`", in_words(annotation)).replace("a list, its items", "a list of")
+    return (
+        re.sub(r"'(\w+)'", r"`\1`", in_words(annotation))
+        .replace("a list, its items", "a list of")
+        .replace("list of a whole number", "list of whole numbers")
+    )
 
 
 def _meaning(key: str, comment: str) -> str:
@@ -86,6 +91,8 @@ def _component(entry: Entry) -> tuple[str, str, str]:
 
 
 def _choice(entry: Entry) -> str:
+    if entry.kind == "observer":
+        return f"observers=[{entry.name}]"
     group = "scheduler" if entry.kind == "policy" else entry.kind
     return f"{group}={entry.name}" if group in COMPONENT_GROUPS else f"{entry.kind}: {entry.name}"
 
@@ -94,9 +101,23 @@ def _option_tables(entries: list[Entry]) -> Iterator[str]:
     for entry in entries:
         options_type = entry.descriptor.options_type
         if names := field_names(options_type):
-            prefix = "scheduler.policy." if entry.kind == "policy" else f"{entry.kind}."
+            prefix = {"policy": "scheduler.policy.", "observer": ""}.get(entry.kind, f"{entry.kind}.")
             yield f"### Options of {code(_choice(entry))}"
             yield table(_TITLES, _rows(options_type, prefix, names))
+
+
+def bench() -> str:
+    """The keys of the group `bench`, which belong to the command of that name."""
+    kinds = (("scheduler", SchedulerBench), ("overhead", OverheadBench))
+    return joined(
+        joined(
+            [
+                f"Keys of `tokenyard bench {kind}`:",
+                table(_TITLES, _rows(settings_type, f"{GROUP}.", field_names(settings_type))),
+            ]
+        )
+        for kind, settings_type in kinds
+    )
 
 
 def reserved() -> str:

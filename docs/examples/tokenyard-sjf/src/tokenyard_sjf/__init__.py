@@ -25,6 +25,7 @@ class SJFPolicy(SchedulingPolicy):
 
     def __init__(self, options: SJFOptions) -> None:
         self._options = options
+        self.may_starve = not options.ageing  # of a steady stream of short requests
 
     def waiting_key(self, request: RequestView, view: SchedulerView) -> float:
         work = request.num_prompt_tokens + self._options.output_weight * request.max_output_tokens
@@ -42,7 +43,7 @@ def tokenyard_policies() -> Iterator[PolicyDescriptor[SJFOptions]]:
     """Found through the entry point group `tokenyard` of pyproject.toml."""
     yield PolicyDescriptor(
         name="sjf",
-        api_version=(1, 1),
+        api_version=(1, 2),
         summary="shortest job first, by prompt and allowed output, with optional ageing",
         options_type=SJFOptions,
         factory=make_policy,
