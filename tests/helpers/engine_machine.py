@@ -74,6 +74,7 @@ class EngineMachine(RuleBasedStateMachine):
         image=st.sampled_from([None, None, None, "a", "b"]),
         deadline=st.sampled_from([None, None, None, None, None, 1, 3, 20]),
         skips_cache=st.sampled_from([False, False, False, True]),
+        uses_an_old_id=st.sampled_from([False, False, True]),
     )
     def add(
         self,
@@ -86,12 +87,15 @@ class EngineMachine(RuleBasedStateMachine):
         image: str | None,
         deadline: int | None,
         skips_cache: bool,
+        uses_an_old_id: bool,
     ) -> None:
         prompt = [*prefix, *tail]
         if len(prompt) >= MAX_MODEL_LEN or len(prompt) > self.engine.kv_cache_manager.capacity_tokens():
             return
+        ended = [name for name, record in self.engine.requests.items() if record.is_finished]
         name = self.engine.add(
             prompt,
+            ended[-1] if ended and uses_an_old_id else None,
             priority=priority,
             max_tokens=max_tokens,
             min_tokens=min(min_tokens, max_tokens),
@@ -101,6 +105,7 @@ class EngineMachine(RuleBasedStateMachine):
             deadline=None if deadline is None else self.engine.clock.now() + deadline,
             skip_prefix_cache=skips_cache,
         )
+        self.undisturbed.discard(name)
         if deadline is None:
             self.undisturbed.add(name)
 

@@ -25,6 +25,9 @@ class PauseMode(str, Enum):
     WAIT = "wait"  # requests that have started run to their end; those that have not, and new ones, wait
     ABORT = "abort"  # requests that are there end with `abort`; new ones wait
 
+    def __str__(self) -> str:
+        return self.value
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCoreContext:

@@ -46,6 +46,9 @@ class RequestStatus(str, Enum):
     PREEMPTED = "preempted"  # waits again, with the tokens that it has
     FINISHED = "finished"
 
+    def __str__(self) -> str:
+        return self.value
+
 
 class WaitReason(str, Enum):
     """Why a waiting request did not start in the step that was scheduled last."""
@@ -59,6 +62,9 @@ class WaitReason(str, Enum):
     PREEMPTION = "preemption"  # the step took blocks away from a running request, so it gave none to a new one
     DEFERRED = "deferred"  # the policy said so
     BEHIND = "behind"  # another request is before it in the line, and nobody overtakes
+
+    def __str__(self) -> str:
+        return self.value
 
 
 class RequestSnapshot(NamedTuple):

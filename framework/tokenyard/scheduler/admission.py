@@ -131,9 +131,10 @@ class Admission:
             return WaitReason.MAX_NUM_SEQS
         if left <= 0:
             return WaitReason.TOKEN_BUDGET
-        is_resumed = request.status is RequestStatus.PREEMPTED
-        if is_resumed and self._running.is_landing(request.request_id):
-            return WaitReason.BLOCKS_IN_FLIGHT  # with tokens that it does not know yet
+        if self._running.is_landing(request.request_id):
+            # Blocks are held by id: these are of its own earlier stay, with tokens that it does not know yet, or of an
+            # ended request that had the same one.
+            return WaitReason.BLOCKS_IN_FLIGHT
         hit = self._kv.lookup(request)
         missing = request.num_tokens - hit.tokens
         count = min(missing, left, self._max_chunk) if self._can_chunk else missing
@@ -143,6 +144,7 @@ class Admission:
         if allocation is None:
             self._usage = self._kv.usage
             return WaitReason.BLOCKS_IN_FLIGHT if self._running.has_blocks_in_flight else WaitReason.KV_BLOCKS
+        is_resumed = request.status is RequestStatus.PREEMPTED
         self._counters.admit(request, hit.tokens, is_resumed=is_resumed)
         self._waiting.remove(request.request_id)
         slot = self._running.enter(request)

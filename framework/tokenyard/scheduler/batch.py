@@ -102,7 +102,7 @@ class BatchScheduler(Scheduler):
 
     def add_request(self, request: EngineCoreRequest) -> None:
         record = Request(request, self._limits.total_length(request), self._limits.min_tokens(request))
-        if request.request_id in self._requests or self._running.is_landing(request.request_id):
+        if request.request_id in self._requests:
             raise ValidationError(
                 f"request id '{request.request_id}' is in use; give each live request an id of its own",
                 parameter="request_id",
@@ -192,7 +192,7 @@ class BatchScheduler(Scheduler):
             self._step_back(output, result)
         self._commit(output.slots if landed.alive is None else output.slots[landed.alive], result.errors)
         self._counters.num_generation_tokens += len(taken.token_ids)
-        ends = self._sampled.ends(result, taken, self._requests)
+        ends = self._sampled.ends(output, result, landed, taken, self._requests)
         if self._policy.wants_steps:
             self._policy.on_step(self._step_outcomes(output, taken, landed, {end.request_id for end in ends}))
         self._end([self._requests[end.request_id] for end in ends], [end.reason for end in ends])

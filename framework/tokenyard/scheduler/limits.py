@@ -27,6 +27,10 @@ class Limits:
         """Prompt and output together: the length at which the request ends. Raises when it can never run."""
         if not isinstance(request.request_id, str):
             raise TypeError(f"a request id is a string; got {request.request_id!r}")
+        _check_number("arrival_time", request.arrival_time)
+        _check_number("priority", request.priority)
+        if request.deadline is not None:
+            _check_number("deadline", request.deadline)
         if not isinstance(request.params, SamplingParams):
             raise ValidationError("pooling requests are not available", parameter="params", value=request.params)
         self._check_prompt(request)
@@ -73,3 +77,8 @@ class Limits:
                     parameter="stop_token_ids",
                     value=token_id,
                 )
+
+
+def _check_number(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        raise ValidationError(f"{name}={value!r} is not valid: it must be a number", parameter=name, value=value)

@@ -64,14 +64,24 @@ class SampledTokens:
         full = length >= table.max_total_tokens[slots]
         return Taken(self._names_of(slots), self._ones(len(slots)), tokens, stopped, full)
 
-    def ends(self, result: ModelRunnerOutput, taken: Taken, requests: Mapping[str, Request]) -> list[FinishedRequest]:
+    def ends(
+        self,
+        output: SchedulerOutput,
+        result: ModelRunnerOutput,
+        landed: Landed,
+        taken: Taken,
+        requests: Mapping[str, Request],
+    ) -> list[FinishedRequest]:
         """What the step ended among the live `requests`; one that failed alone ends so, whatever it sampled."""
         ended = [
             FinishedRequest(
-                request_id=request_id, reason=FinishReason.ERROR, error=error, client_id=requests[request_id].client_id
+                request_id=request.request_id,
+                reason=FinishReason.ERROR,
+                error=result.errors[request.request_id],
+                client_id=request.client_id,
             )
-            for request_id, error in result.errors.items()
-            if request_id in requests
+            for request in (self._rows_requests(output, landed) if result.errors else ())
+            if request.request_id in result.errors
         ]
         is_end = taken.full if taken.stopped is None else taken.full | taken.stopped
         if not np.count_nonzero(is_end):
@@ -84,6 +94,11 @@ class SampledTokens:
                 is_stop = taken.stopped is not None and bool(taken.stopped[row])
                 ended.append(_end_of(request, int(taken.token_ids[last_token[row]]), is_stop))
         return ended
+
+    def _rows_requests(self, output: SchedulerOutput, landed: Landed) -> list[Request]:
+        """The requests of a step that are still there. An id alone may name a later request by now."""
+        running = (self._table.requests[slot] for slot in output.slots.tolist())
+        return [*(request for request in running if request is not None), *(request for _, request in landed.preempted)]
 
     def _take_row_by_row(self, output: SchedulerOutput, result: ModelRunnerOutput, landed: Landed) -> Taken:
         """Rows with several tokens (speculation), or of requests that were preempted meanwhile."""

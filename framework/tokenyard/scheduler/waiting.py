@@ -78,6 +78,8 @@ class WaitingQueue:
         return None if number is None else self._entries.pop(number)
 
     def _insert(self, request: Request, rank: _Rank) -> None:
+        if rank[1] != rank[1]:
+            raise PluginError("the scheduling policy's key is not a number (nan), which has no place in any order")
         number = self._next_number
         try:
             heapq.heappush(self._heap, (rank, number))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from tokenyard.errors import TokenyardError, ValidationError
 from tokenyard.interfaces.engine_core import PauseMode
@@ -11,7 +11,7 @@ from tokenyard.launch.assemble import as_it_is
 from tokenyard.launch.compose import load_engine_config
 from tokenyard.request import EngineCoreRequest, FinishReason
 from tokenyard.testing.errors import ContractViolation
-from tokenyard.testing.inputs import longest_total, sampling_params, stop_ids, token_array
+from tokenyard.testing.inputs import longest_total, sampling_params, script_tokens, stop_ids, token_array
 from tokenyard.testing.invariants import (
     AdmissionJudge,
     check_blocks,
@@ -59,7 +59,7 @@ class EngineHarness:
 
     def __init__(
         self,
-        overrides: Sequence[str] = (),
+        overrides: Sequence[str] | None = (),
         *,
         catalogue: Catalogue | None = None,
         config: EngineConfig | None = None,
@@ -72,7 +72,7 @@ class EngineHarness:
         checks: bool = True,
     ) -> None:
         if config is None or catalogue is None:
-            config, catalogue = load_engine_config(list(overrides), catalogue=catalogue)
+            config, catalogue = load_engine_config(list(overrides or ()), catalogue=catalogue)
         elif overrides:
             raise ValidationError("give overrides or a config, not both", parameter="overrides", value=overrides)
         made = scripted_parts(
@@ -139,7 +139,7 @@ class EngineHarness:
             params=params,
             arrival_time=self.clock.now() if arrival is None else arrival,
             stop_token_ids=stop_ids(params, self._eos),
-            eos_token_ids=self._eos,
+            eos_token_ids=() if params.ignore_eos else self._eos,
             priority=priority,
             client_id=client,
             session_id=session,
@@ -166,7 +166,11 @@ class EngineHarness:
         self._look()
 
     def finish(self, request_id: str | Sequence[str], reason: FinishReason | str = FinishReason.ABORT) -> list[str]:
-        """End requests at any moment; returns the ids that were alive. Unknown and ended ids are ignored."""
+        """End requests at any moment; returns the ids that were alive. Unknown and ended ids are ignored.
+
+        The return tells of these ends; no later `step` does. Blocks that a step in flight still writes to are free when
+        it has landed: everything is settled when `has_requests` is False.
+        """
         ids = [request_id] if isinstance(request_id, str) else list(request_id)
         reason = FinishReason(reason)
         with self._trace.call(f"finish({ids}, {reason.value!r})"):
@@ -174,7 +178,7 @@ class EngineHarness:
             ended = list(self.core.finish_requests(ids, reason))
             if sorted(ended) != sorted(alive):
                 raise ContractViolation("request.finish_returns_alive", f"returned {ended}, alive were {alive}")
-            self._ledger.end(ended, reason)
+            self._end(ended, reason)
             self._look()
         return ended
 
@@ -191,12 +195,15 @@ class EngineHarness:
         """
         for request_id in (*(tokens if isinstance(tokens, Mapping) else ()), *(errors or ())):
             self.request(request_id)
+        if isinstance(tokens, Mapping):
+            tokens = {name: script_tokens(name, ids, self._vocab_size) for name, ids in tokens.items()}
         self.steps += 1
         with self._trace.call("step()"):
             was_busy = bool(self.executor.worker.in_flight)
             self.executor.begin_turn(tokens, errors or {})
             outputs = self._turn()
             self._ledger.take(outputs, self.executor.landed)
+            self.executor.worker.end(end.request_id for end in outputs.finished)
             self._trace.explain(self._told(outputs))
             self._look(is_after_step=True)
             if self._checks and not was_busy and not self.executor.executed and not outputs.finished:
@@ -218,7 +225,7 @@ class EngineHarness:
         with self._trace.call(f"pause({mode.value!r})"):
             ended = list(self.core.pause(mode))
             self._pause_mode, self._judge.is_paused = mode, True
-            self._ledger.end(ended, FinishReason.ABORT)
+            self._end(ended, FinishReason.ABORT)
             self._look()
         return ended
 
@@ -243,6 +250,12 @@ class EngineHarness:
         """Let time pass."""
         with self._trace.call(f"advance({seconds:g})"):
             self.clock.wait(until=self.clock.now() + seconds)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Check once more, unless a step has raised, and shut the engine down."""
@@ -334,11 +347,17 @@ class EngineHarness:
 
     # Inside
 
+    def _end(self, request_ids: Sequence[str], reason: FinishReason) -> None:
+        self._ledger.end(request_ids, reason)
+        self.executor.worker.end(request_ids)
+
     def _turn(self) -> EngineCoreOutputs:
         self._has_failed = True
         try:
             outputs = self.core.step()
         except TokenyardError:
+            if self.executor.script_error is not None:
+                raise self.executor.script_error from None
             if self.executor.violation is not None:  # told as what it is, not as the death of an engine
                 raise self.executor.violation from None
             raise

@@ -64,3 +64,18 @@ def longest_total(request: EngineCoreRequest, max_model_len: int, capacity: int)
     most = max_model_len if wanted is None else len(request.prompt_token_ids) + wanted
     # The last token's K/V is never needed, so one more than the cache holds can be returned.
     return min(most, max_model_len, capacity + 1)
+
+
+def script_tokens(request_id: str, tokens: object, vocab_size: int) -> list[int]:
+    """What a script says is sampled: a list of token ids, or one of them."""
+    given = [tokens] if isinstance(tokens, int | np.integer) else tokens
+    if isinstance(given, Sequence | np.ndarray) and not isinstance(given, str | bytes):
+        ids = [int(one) for one in given if isinstance(one, int | np.integer) and not isinstance(one, bool)]
+        if len(ids) == len(given) and all(0 <= one < vocab_size for one in ids):
+            return ids
+    raise ValidationError(
+        f"the script for '{request_id}' gave {tokens!r}; it gives a list of token ids from 0 to {vocab_size - 1}, [] "
+        "for nothing, or None for a token of the harness's choice",
+        parameter="tokens",
+        value=tokens,
+    )

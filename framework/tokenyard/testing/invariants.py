@@ -177,6 +177,8 @@ def check_delivered(
     may_get_none: set[str] = set()
     for row in (row for step in landed for row in step.rows):
         name = row.held.request_id
+        if row.held.has_ended:
+            continue  # the id may be another request's by now
         sampled.setdefault(name, []).extend(row.sampled)
         if row.held.is_gone or name not in live or live[name].status is RequestStatus.PREEMPTED:
             may_get_none.add(name)

@@ -14,6 +14,7 @@ from tokenyard.errors import ConfigError
 from tokenyard.interfaces.executor import Executor, KVCacheGroupSpec, KVCachePlan, StepFuture, WorkerReport
 from tokenyard.runner_output import ModelRunnerOutput
 from tokenyard.testing.errors import ContractViolation
+from tokenyard.testing.inputs import script_tokens
 from tokenyard.testing.memory import TokenChain
 from tokenyard.testing.worker_side import StepRow, WorkerLimits, WorkerSide, WorkerStep
 
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 ResultT = TypeVar("ResultT")
 
 Script: TypeAlias = Mapping[str, Sequence[int]] | Callable[[str], Sequence[int] | None] | None
-"""What is sampled, by request id. An id that is left out, and None, get one token that depends on id and position."""
+"""What is sampled, by request id. An id that is left out, and None, get one token that depends on id and position.
+
+A function is asked only for rows whose request has not ended."""
 
 
 @dataclass(slots=True)
@@ -61,6 +64,7 @@ class ScriptedExecutor(Executor):
         self.errors: Mapping[str, str] = {}  # request id -> why it alone fails in the step that lands next
         self.failure: BaseException | None = None  # raised by the step that lands next
         self.violation: ContractViolation | None = None
+        self.script_error: Exception | None = None  # what a script raised: the test's own mistake, not the engine's
         self.executed: list[SchedulerOutput] = []  # since `begin_turn`
         self.landed: list[WorkerStep] = []  # since `begin_turn`
         self.on_execute: Callable[[SchedulerOutput], None] = lambda output: None
@@ -163,9 +167,17 @@ class ScriptedExecutor(Executor):
 
     def _sample(self, row: StepRow) -> Sequence[int]:
         request_id = row.held.request_id
-        script = self.script
-        tokens = script(request_id) if callable(script) else (script or {}).get(request_id)
+        tokens = None if row.held.has_ended else self._scripted(request_id)
         return [self._default_token(request_id, row.end)] if tokens is None else tokens
+
+    def _scripted(self, request_id: str) -> list[int] | None:
+        script = self.script
+        try:
+            tokens = script(request_id) if callable(script) else (script or {}).get(request_id)
+            return None if tokens is None else script_tokens(request_id, tokens, self._vocab_size)
+        except Exception as error:
+            self.script_error = error
+            raise
 
     def _default_token(self, request_id: str, position: int) -> int:
         request = self._requests.get(request_id)

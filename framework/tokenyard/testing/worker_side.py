@@ -6,7 +6,7 @@ A step arrives when it is handed to the executor and lands when its result is as
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -42,6 +42,7 @@ class HeldSlot:
     num_computed: int  # steps in flight included
     num_sampling: int = 0  # steps in flight that sample a token for it
     is_gone: bool = False  # it left the batch
+    has_ended: bool = False  # its request was told to have ended
 
 
 @dataclass(slots=True)
@@ -80,6 +81,13 @@ class WorkerSide:
     def forget(self, request_id: str) -> None:
         """The id is given to a new request."""
         self._started.discard(request_id)
+
+    def end(self, request_ids: Iterable[str]) -> None:
+        """These requests have ended; rows of theirs may still be in flight."""
+        ended = set(request_ids)
+        rows = (row for step in self.in_flight for row in step.rows)
+        for held in (*self.held.values(), *(row.held for row in rows)):
+            held.has_ended |= held.request_id in ended
 
     @property
     def ids_in_flight(self) -> set[str]:

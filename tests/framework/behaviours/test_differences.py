@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import pytest
 from tokenyard import PolicyDescriptor
 from tokenyard.config import NoOptions
-from tokenyard.errors import ValidationError
 from tokenyard.interfaces import RequestView, SchedulerView, SchedulingPolicy, WaitReason
 from tokenyard.testing import EngineHarness, catalogue_with
 
@@ -76,17 +75,3 @@ def test_preempted_requests_wait_in_front_by_arrival_whatever_the_order_of_their
     assert all(len(engine.request(name).output_token_ids) == 24 for name in names)
     engine.check_idle()
     engine.close()
-
-
-def test_an_id_is_free_once_the_last_step_in_flight_of_its_request_has_landed(harness: MakeHarness) -> None:
-    engine = harness("engine=overlap")
-    engine.add([1, 2, 3], request_id="a", max_tokens=9)
-    engine.step()
-    engine.finish("a")
-    with pytest.raises(ValidationError, match="'a' is in use"):
-        engine.add([1, 2, 3], request_id="a")
-    engine.step()
-    engine.add([1, 2, 3], request_id="a", max_tokens=2)
-    engine.run()
-    assert len(engine.request("a").output_token_ids) == 2
-    engine.check_idle()

@@ -147,3 +147,40 @@ def test_a_request_that_ends_before_its_deadline_is_not_ended_again(harness: Mak
     engine.clock.wait(6.0)
     engine.run()
     assert engine.request("a").finish_reason == "length"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_e1_the_id_of_an_ended_request_is_free_at_once_though_its_step_is_in_flight(
+    harness: MakeHarness, fails: bool
+) -> None:
+    engine = harness("engine=overlap", "kv_cache.enable_prefix_caching=true")
+    engine.add([1, 2, 3], request_id="a", max_tokens=9)
+    engine.step()
+    engine.finish("a")
+    engine.add([4, 5, 6], request_id="a", max_tokens=2)
+    assert engine.waiting == ["a"]
+    engine.step(errors={"a": "what the ended request computed is not finite"} if fails else None)
+    engine.run()
+    request = engine.request("a")
+    assert (request.finish_reason, len(request.output_token_ids)) == ("length", 2)
+    engine.check_idle()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("deadline", "x"), ("deadline", float("nan")), ("priority", "a"), ("arrival", None)]
+)
+def test_a_number_that_is_none_is_refused_by_name(harness: MakeHarness, field: str, value: object) -> None:
+    engine = harness()
+    if value is None:
+        field, value = "arrival", float("nan")
+    name = {"arrival": "arrival_time"}.get(field, field)
+    with pytest.raises(ValidationError, match=name):
+        engine.add([1, 2, 3], **{field: value})
+    assert not engine.has_requests
+
+
+def test_a_stop_id_that_is_the_eos_is_the_reason_where_eos_is_ignored(harness: MakeHarness) -> None:
+    engine = harness()
+    name = engine.add([1, 2, 3], ignore_eos=True, stop_token_ids=[engine.eos_token_id])
+    engine.step(tokens={name: engine.eos_token_id})
+    assert (engine.request(name).finish_reason, engine.request(name).stop_reason) == ("stop", engine.eos_token_id)

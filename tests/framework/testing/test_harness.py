@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from tokenyard.clock import VirtualClock
 from tokenyard.errors import CapacityError, ConfigError, EngineDeadError, UnsupportedError, ValidationError
@@ -413,3 +414,46 @@ def test_a_request_that_vanishes_is_found() -> None:
     made.scheduler.finish_requests(["a"], FinishReason.ABORT)  # nobody told the harness
     with pytest.raises(ContractViolation, match=r"request\.lost: 'a'"):
         made.step()
+
+
+@pytest.mark.parametrize("tokens", [[5], 5, np.array([5]), [np.int64(5)], np.int32(5)])
+@pytest.mark.parametrize("is_function", [True, False])
+def test_a_script_gives_tokens_in_any_form(tokens: object, is_function: bool) -> None:
+    with EngineHarness() as engine:
+        name = engine.add([1, 2], max_tokens=2)
+        engine.step((lambda _: tokens) if is_function else {name: tokens})  # type: ignore[arg-type,dict-item]
+        assert engine.request(name).output_token_ids == [5]
+
+
+@pytest.mark.parametrize("tokens", [[-1], [1 << 20], [2**70], [5.0], [True], "5", 5.0])
+@pytest.mark.parametrize("is_function", [True, False])
+def test_a_script_that_gives_no_tokens_is_told_as_the_tests_own_mistake(tokens: object, is_function: bool) -> None:
+    engine = EngineHarness()
+    name = engine.add([1, 2], max_tokens=2)
+    with pytest.raises(ValidationError, match=f"the script for '{name}' gave"):
+        engine.step((lambda _: tokens) if is_function else {name: tokens})  # type: ignore[arg-type,dict-item]
+
+
+@pytest.mark.parametrize("loop", ["sync", "overlap"])
+def test_a_function_is_asked_only_for_requests_that_have_not_ended(loop: str) -> None:
+    with EngineHarness([f"engine={loop}"]) as engine:
+        scripts = {"a": [10, engine.eos_token_id], "b": [11, 12, 13]}
+        for name in scripts:
+            engine.add([1, 2], name, max_tokens=9)
+        for turn in range(9):
+            engine.step(lambda name: [scripts[name].pop(0)])
+            if turn == 2:
+                engine.finish("b")
+        assert engine.request("a").output_token_ids == [10, engine.eos_token_id]
+        assert engine.request("b").output_token_ids == [11, 12, 13]
+
+
+def test_what_a_script_raises_is_what_a_test_sees() -> None:
+    engine = EngineHarness()
+    engine.add([1, 2])
+
+    def script(name: str) -> list[int]:
+        raise LookupError(name)
+
+    with pytest.raises(LookupError):
+        engine.step(script)
