@@ -33,11 +33,13 @@ class PriorityPolicy(SchedulingPolicy):
     def __init__(self, ageing_seconds: float | None) -> None:
         # The effective priority at time t is priority - (t - arrival) / ageing. Between any two requests t cancels,
         # so the key never changes and a heap serves.
-        self._levels_per_second = 0.0 if ageing_seconds is None else 1.0 / ageing_seconds
+        self._ageing_seconds = ageing_seconds
         self.may_starve = ageing_seconds is None
 
     def waiting_key(self, request: RequestView, view: SchedulerView) -> object:
-        return request.priority + request.arrival_time * self._levels_per_second
+        if self._ageing_seconds is None:
+            return request.priority
+        return request.priority + request.arrival_time / self._ageing_seconds
 
     def requeue_key(self, request: RequestView, view: SchedulerView) -> object:
         return self.waiting_key(request, view)

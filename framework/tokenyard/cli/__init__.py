@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import MutableMapping, Sequence
 from types import ModuleType
 
@@ -35,8 +36,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     share_cores(os.environ)
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr)
     code = run(sys.argv[1:] if arguments is None else arguments)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # another Ctrl-C would only tear the interpreter's end apart
+    ignore_interrupts()
     sys.exit(code)
+
+
+def ignore_interrupts() -> None:
+    """The end has begun: another Ctrl-C would only tear it apart."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def share_cores(environment: MutableMapping[str, str]) -> None:
@@ -60,6 +67,7 @@ def run(arguments: Sequence[str]) -> int:
         say(f"error: {' '.join(str(error).splitlines())}")  # a plugin's or a library's message may have several lines
         return error.exit_code
     except KeyboardInterrupt:
+        ignore_interrupts()  # whoever forwards one Ctrl-C often sends two
         say("interrupted")
         return 130
     except BrokenPipeError:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tokenyard.engine.driver import drive
 from tokenyard.engine.interrupts import interrupts_between_steps
-from tokenyard.errors import EngineDeadError
+from tokenyard.errors import TokenyardError
 from tokenyard.request import FinishReason
 
 if TYPE_CHECKING:
@@ -99,8 +99,9 @@ class InprocClient:
         """
         self._outputs.forget(request_ids)
         self._open.difference_update(request_ids)
-        with contextlib.suppress(EngineDeadError):
+        with contextlib.suppress(TokenyardError):  # what ended the run is raised, not what came after it
             self._engine.finish_requests(request_ids, FinishReason.ABORT)
+        with contextlib.suppress(TokenyardError):
             while not self._open and self._engine.has_requests() and self._engine.step().did_run:
                 pass
 

@@ -12,6 +12,9 @@ import numpy as np
 from tokenyard.engine_outputs import EngineCoreOutputs, SchedulerStats
 from tokenyard.errors import EngineDeadError, ValidationError
 from tokenyard.interfaces.engine_core import EngineCore, EngineCoreContext, PauseMode
+from tokenyard.interfaces.executor import Executor
+from tokenyard.interfaces.kv_cache import KVCacheManager
+from tokenyard.interfaces.scheduler import Scheduler
 from tokenyard.request import FinishReason
 
 if TYPE_CHECKING:
@@ -56,7 +59,13 @@ class EngineLoop(EngineCore):
 
     def finish_requests(self, request_ids: Sequence[str], reason: FinishReason) -> Sequence[str]:
         self._check_alive()
-        ended = self._scheduler.finish_requests(request_ids, reason)
+        if isinstance(request_ids, str):
+            raise TypeError(f"finish_requests takes a list of request ids; got the string {request_ids!r}")
+        try:
+            ended = self._scheduler.finish_requests(request_ids, reason)
+        except Exception:
+            self._forget(request_ids)  # a policy failed when it was told of their end
+            raise
         self._forget(ended)
         return ended
 
@@ -102,12 +111,14 @@ class EngineLoop(EngineCore):
         if self._is_shut_down:
             return
         self._is_shut_down = True
-        for observer in self._observers:
-            try:
-                observer.on_shutdown()
-            except Exception:
-                logger.warning("observer %s failed at shutdown", type(observer).__name__, exc_info=True)
-        self._executor.shutdown()
+        try:
+            for observer in self._observers:
+                try:
+                    observer.on_shutdown()
+                except (Exception, SystemExit):
+                    logger.warning("observer %s failed at shutdown", type(observer).__name__, exc_info=True)
+        finally:
+            self._executor.shutdown()
 
     # What a step is made of
 
@@ -152,7 +163,7 @@ class EngineLoop(EngineCore):
         for observer in tuple(self._observers):
             try:
                 observer.on_step(output, outputs, self._clock.now())
-            except Exception:
+            except (Exception, SystemExit):
                 logger.warning("observer %s failed and is switched off", type(observer).__name__, exc_info=True)
                 self._observers.remove(observer)
 
@@ -180,7 +191,19 @@ class EngineLoop(EngineCore):
 
     def _death(self) -> EngineDeadError:
         cause = f"{type(self._failure).__name__}: {self._failure}"
-        return EngineDeadError(f"the engine stopped on an error ({cause}); start a new one")
+        where = _where(self._failure)
+        return EngineDeadError(f"the engine stopped on an error{where and f' in {where}'} ({cause}); start a new one")
+
+
+def _where(error: BaseException | None) -> str:
+    """The method of a part that an error came out of, the innermost one: it may be a plugin's."""
+    found, traceback = "", None if error is None else error.__traceback__
+    while traceback is not None:
+        owner = traceback.tb_frame.f_locals.get("self")
+        if isinstance(owner, Scheduler | KVCacheManager | Executor):
+            found = f"{type(owner).__name__}.{traceback.tb_frame.f_code.co_name}"
+        traceback = traceback.tb_next
+    return found
 
 
 def _only_ends(finished: Sequence[FinishedRequest]) -> EngineCoreOutputs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -72,8 +73,11 @@ class OwnThread:
 
     def __init__(self, name: str) -> None:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        self._process = os.getpid()
 
     def submit(self, function: Callable[P, ResultT], /, *args: P.args, **kwargs: P.kwargs) -> Pending[ResultT]:
+        if os.getpid() != self._process:
+            raise EngineDeadError("an engine does not live on in a forked process; start one there")
         return Pending(self._pool.submit(function, *args, **kwargs))
 
     def shutdown(self) -> None:

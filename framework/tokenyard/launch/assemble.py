@@ -16,7 +16,7 @@ from tokenyard.descriptors import (
     PolicyDescriptor,
     SchedulerDescriptor,
 )
-from tokenyard.errors import PluginError
+from tokenyard.errors import PluginError, TokenyardError
 from tokenyard.interfaces.engine_core import EngineCore, EngineCoreContext
 from tokenyard.interfaces.executor import Executor, ExecutorContext, KVCachePlan, WorkerReport
 from tokenyard.interfaces.kv_cache import KVCacheManager, KVCacheManagerContext
@@ -91,13 +91,13 @@ def build_engine(
         lambda part: part.factory(config.executor.options, context),
     )
     try:
-        report = executor.initialize(config)
+        report = _told(config, "initialize", lambda: executor.initialize(config))
         size = size_kv_cache(config, report, files.max_model_len)
         # Block 0 is never handed out, hence one more than can be used.
         plan = KVCachePlan(
             num_blocks=size.num_blocks + 1, block_size=config.kv_cache.block_size, max_model_len=size.max_model_len
         )
-        executor.allocate_kv_cache(plan)
+        _told(config, "allocate_kv_cache", lambda: executor.allocate_kv_cache(plan))
         parts = assemble_parts(
             config,
             catalogue,
@@ -119,6 +119,18 @@ def build_engine(
         max_model_len=size.max_model_len,
         num_blocks=size.num_blocks,
     )
+
+
+def _told(config: EngineConfig, method: str, call: Callable[[], PartT]) -> PartT:
+    """Call an executor's method; what it raises unawares is told with its name."""
+    try:
+        return call()
+    except TokenyardError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise PluginError(
+            f"executor '{config.executor.name}' failed in {method}: {type(error).__name__}: {error}"
+        ) from error
 
 
 def assemble_parts(

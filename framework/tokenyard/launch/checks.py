@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 MAX_SEED = 2**63
 MAX_SEQS, MAX_BATCHED_TOKENS = 2**16, 2**24  # arrays of these sizes are allocated at launch
+MAX_LENGTH, MAX_BLOCKS = 2**24, 2**30  # block ids and positions are 32-bit numbers
 MAX_THREADS = 1024  # OpenMP aborts the process where it cannot start them
 
 
@@ -50,6 +51,7 @@ def _check_model(model: ModelConfig) -> None:
     if model.max_model_len != FIT_TO_MEMORY:
         fitted = "the model's own limit (-1: what the memory holds)"
         _at_least("model.max_model_len", model.max_model_len, 2, "tokens", fitted)
+        _at_most("model.max_model_len", model.max_model_len, MAX_LENGTH, "tokens")
     _check_seed("model.seed", model.seed)
 
 
@@ -97,6 +99,8 @@ def _check_lengths(scheduler: SchedulerConfig, max_model_len: int | None) -> Non
 def _check_kv_cache(kv_cache: KVCacheConfig) -> None:
     _at_least("kv_cache.block_size", kv_cache.block_size, 1, "tokens")
     _at_least("kv_cache.num_blocks", kv_cache.num_blocks, 1, "blocks", "as many as the memory holds")
+    _at_most("kv_cache.block_size", kv_cache.block_size, MAX_LENGTH, "tokens")
+    _at_most("kv_cache.num_blocks", kv_cache.num_blocks, MAX_BLOCKS, "blocks")
     if kv_cache.memory is not None:
         parse_bytes(kv_cache.memory)
     share = kv_cache.gpu_memory_utilization

@@ -9,6 +9,7 @@ from tokenyard.interfaces.scheduler import RequestSnapshot, RequestStatus, WaitR
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from tokenyard.clock import Clock
     from tokenyard.config import SchedulerConfig
     from tokenyard.interfaces.kv_cache import KVCacheManager, KVCacheUsage
     from tokenyard.scheduler.counters import Counters
@@ -38,6 +39,7 @@ class Admission:
         steps: StepBuilder,
         policy: PolicyCalls,
         counters: Counters,
+        clock: Clock,
         block_size: int,
         fail: Callable[[Request, str], None],
     ) -> None:
@@ -51,6 +53,7 @@ class Admission:
         self._steps = steps
         self._policy = policy
         self._counters = counters
+        self._clock = clock
         self._block_size = block_size
         self._fail = fail  # ends a waiting request with an error
         self.is_paused = False
@@ -171,7 +174,8 @@ class Admission:
         """A policy that defers everybody while nothing runs, and names no time, would stop the engine for good."""
         if not self._deferred or len(self._waiting) > len(self._deferred) or not self._is_stuck():
             return
-        if self._policy.wake_at() is None:
+        moment = self._policy.wake_at()
+        if moment is None or moment <= self._clock.now():
             self._waiting.take_back()
             first = self._waiting.peek()
             if first is not None:
@@ -179,7 +183,7 @@ class Admission:
                 self._fail(
                     first,
                     f"scheduling policy {self._policy.name} deferred the request ({reason}) although nothing runs, and "
-                    "its wake_at names no time to ask again",
+                    "its wake_at names no later time to ask again",
                 )
 
     def _why(self, request: Request, *, is_first: bool) -> tuple[WaitReason, str | None]:

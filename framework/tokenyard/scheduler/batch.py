@@ -81,6 +81,7 @@ class BatchScheduler(Scheduler):
             steps=self._steps,
             policy=self._policy,
             counters=self._counters,
+            clock=self._clock,
             block_size=self._block_size,
             fail=self._fail,
         )

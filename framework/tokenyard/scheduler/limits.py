@@ -9,10 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tokenyard.errors import CapacityError, ValidationError
+from tokenyard.interfaces.kv_cache import ExtraKey
 from tokenyard.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tokenyard.request import EngineCoreRequest
+
+MAX_PRIORITY = 2**53  # a policy may compute with it in floating point
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +33,20 @@ class Limits:
         if not isinstance(request.request_id, str):
             raise TypeError(f"a request id is a string; got {request.request_id!r}")
         _check_number("arrival_time", request.arrival_time)
-        _check_number("priority", request.priority)
+        if not isinstance(request.priority, int) or not -MAX_PRIORITY <= request.priority <= MAX_PRIORITY:
+            raise ValidationError(
+                f"priority={request.priority!r} is not valid: it must be an integer from -2**53 to 2**53 (lower is "
+                "more urgent)",
+                parameter="priority",
+                value=request.priority,
+            )
         if request.deadline is not None:
             _check_number("deadline", request.deadline)
         if not isinstance(request.params, SamplingParams):
             raise ValidationError("pooling requests are not available", parameter="params", value=request.params)
         self._check_prompt(request)
         self._check_stop_ids(request.stop_token_ids)
+        _check_extra_keys(request.extra_keys)
         num_prompt = len(request.prompt_token_ids)
         wanted = self.max_model_len if request.params.max_tokens is None else request.params.max_tokens
         # The last token's K/V is never needed, so one more than the cache holds can be returned.
@@ -82,3 +94,13 @@ class Limits:
 def _check_number(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
         raise ValidationError(f"{name}={value!r} is not valid: it must be a number", parameter=name, value=value)
+
+
+def _check_extra_keys(extra_keys: Sequence[ExtraKey]) -> None:
+    for extra in extra_keys:
+        if not isinstance(extra, ExtraKey) or not isinstance(extra.key, str) or not 0 <= extra.start <= extra.end:
+            raise ValidationError(
+                f"extra_keys: {extra!r} is not valid: it must be an ExtraKey(key, start, end) with 0 <= start <= end",
+                parameter="extra_keys",
+                value=extra,
+            )

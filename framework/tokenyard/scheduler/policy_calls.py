@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from tokenyard.errors import PluginError, TokenyardError
 from tokenyard.interfaces.policy import AdmitDecision, SchedulingPolicy
@@ -124,7 +124,15 @@ class PolicyCalls:
         )
 
     def wake_at(self) -> float | None:
-        return cast("float | None", self._ask("wake_at")) if "wake_at" in self._own else None
+        if "wake_at" not in self._own:
+            return None
+        moment = self._ask("wake_at")
+        if moment is None or (isinstance(moment, int | float) and moment == moment):
+            return moment
+        raise PluginError(
+            f"scheduling policy {self.name} returned {moment!r} from wake_at; it must be a time on the engine's clock, "
+            "in seconds, or None"
+        )
 
     def on_arrival(self, requests: Sequence[Request]) -> None:
         self._tell("on_arrival", requests)

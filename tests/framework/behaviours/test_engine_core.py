@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 from tokenyard.errors import ValidationError
-from tokenyard.interfaces import PauseMode, WaitReason
+from tokenyard.interfaces import ExtraKey, PauseMode, WaitReason
+from tokenyard.request import FinishReason
 from tokenyard.testing import EngineHarness
 
 MakeHarness = Callable[..., EngineHarness]
@@ -184,3 +185,19 @@ def test_a_stop_id_that_is_the_eos_is_the_reason_where_eos_is_ignored(harness: M
     name = engine.add([1, 2, 3], ignore_eos=True, stop_token_ids=[engine.eos_token_id])
     engine.step(tokens={name: engine.eos_token_id})
     assert (engine.request(name).finish_reason, engine.request(name).stop_reason) == ("stop", engine.eos_token_id)
+
+
+def test_e1_a_single_string_is_no_list_of_ids(harness: MakeHarness) -> None:
+    engine = harness()
+    engine.add([1], request_id="a")
+    with pytest.raises(TypeError, match="a list of request ids"):
+        engine.core.finish_requests("a", FinishReason.ABORT)
+    assert engine.waiting == ["a"]
+
+
+@pytest.mark.parametrize("extra", [1, ExtraKey("x", 3, 1), ExtraKey("x", -1, 1), ("x", 0, 1)])
+def test_an_extra_key_that_is_none_is_refused(harness: MakeHarness, extra: object) -> None:
+    engine = harness()
+    with pytest.raises(ValidationError, match="extra_keys"):
+        engine.add([1, 2, 3], extra_keys=[extra])  # type: ignore[list-item]
+    assert not engine.has_requests

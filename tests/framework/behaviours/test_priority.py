@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenyard.errors import ConfigError
+from tokenyard.errors import ConfigError, ValidationError
 from tokenyard.testing import EngineHarness
 
 MakeHarness = Callable[..., EngineHarness]
@@ -178,3 +178,17 @@ def test_p12_a_random_blast_ends_every_request_whole(
         assert engine.request(name).finish_reason == "length"
     engine.check_idle()
     engine.close()
+
+
+def test_priorities_are_compared_as_the_integers_they_are(harness: MakeHarness) -> None:
+    engine = harness("scheduler=priority")
+    add_all(engine, [2**53, 2**53 - 1, -(2**53)], [5.0, 9.0, 99.0])
+    assert engine.waiting == ["2", "1", "0"]
+
+
+@pytest.mark.parametrize("priority", [2**53 + 1, 10**400, 1.5, "high", None])
+def test_a_priority_that_is_no_integer_in_range_is_refused(harness: MakeHarness, priority: object) -> None:
+    engine = harness("scheduler=priority")
+    with pytest.raises(ValidationError, match="priority"):
+        engine.add([1, 2], priority=priority)  # type: ignore[arg-type]
+    assert not engine.has_requests

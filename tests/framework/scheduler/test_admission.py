@@ -24,8 +24,8 @@ from tokenyard.request import FinishReason
 class Choosy(SchedulingPolicy):
     """Defers and rejects by id."""
 
-    def __init__(self, deferred: Sequence[str] = (), rejected: Sequence[str] = (), wakes: bool = True) -> None:
-        self.deferred, self.rejected, self.wakes = set(deferred), set(rejected), wakes
+    def __init__(self, deferred: Sequence[str] = (), rejected: Sequence[str] = ()) -> None:
+        self.deferred, self.rejected = set(deferred), set(rejected)
 
     def admit(self, request: RequestView, view: SchedulerView) -> AdmitDecision:
         if request.request_id in self.rejected:
@@ -33,7 +33,7 @@ class Choosy(SchedulingPolicy):
         return AdmitDecision.defer("not yet") if request.request_id in self.deferred else AdmitDecision.accept()
 
     def wake_at(self, view: SchedulerView) -> float | None:
-        return view.now + 1.0 if self.wakes else None
+        return view.now + 1.0
 
 
 def waiting(engine: ScriptedEngine) -> dict[str, WaitReason | None]:
@@ -73,15 +73,20 @@ def test_a_deferred_request_tells_the_policys_words() -> None:
     assert engine.scheduler.wake_at() == 1.0
 
 
-def test_a_policy_that_defers_everybody_for_good_ends_the_first_with_an_error() -> None:
-    engine = ScriptedEngine(policy=Choosy(deferred=["a", "b"], wakes=False))
+@pytest.mark.parametrize("moment", [None, 0.0, -1])
+def test_a_policy_that_defers_everybody_for_good_ends_the_first_with_an_error(moment: float | None) -> None:
+    class ForGood(Choosy):
+        def wake_at(self, view: SchedulerView) -> float | None:
+            return moment
+
+    engine = ScriptedEngine(policy=ForGood(deferred=["a", "b"]))
     engine.add("a", 8)
     engine.add("b", 8)
     assert engine.schedule() is None
     (end,) = engine.scheduler.take_finished()
     assert (end.request_id, end.reason) == ("a", FinishReason.ERROR)
     assert end.error is not None
-    assert "Choosy deferred the request (not yet) although nothing runs" in end.error
+    assert "ForGood deferred the request (not yet) although nothing runs" in end.error
     assert list(waiting(engine)) == ["b"]
 
 
@@ -185,3 +190,25 @@ def test_a_lone_request_that_gets_no_block_ends_with_an_error_instead_of_running
     (end,) = engine.scheduler.take_finished()
     assert (end.request_id, end.reason) == ("a", FinishReason.ERROR)
     assert engine.scheduler.stats().num_preemptions == 1
+
+
+@pytest.mark.parametrize("moment", ["soon", float("nan")])
+def test_a_time_that_is_none_is_refused_by_the_policys_name(moment: object) -> None:
+    class Wrong(Choosy):
+        def wake_at(self, view):  # type: ignore[no-untyped-def]
+            return moment
+
+    engine = ScriptedEngine(policy=Wrong())
+    with pytest.raises(PluginError, match=r"Wrong returned .* from wake_at"):
+        engine.scheduler.wake_at()
+
+
+def test_a_key_that_is_not_a_number_is_refused() -> None:
+    class Wrong(SchedulingPolicy):
+        def waiting_key(self, request: RequestView, view: SchedulerView) -> object:
+            return float("nan")
+
+    engine = ScriptedEngine(policy=Wrong())
+    with pytest.raises(PluginError, match="nan"):
+        engine.add("a", 8)
+    assert not engine.scheduler.has_requests()
