@@ -90,6 +90,13 @@ class ReadsAnImportedClock(SchedulingPolicy):
         own_name_of_a_clock()
 
 
+class ReadsAClockByItsNumber(SchedulingPolicy):
+    """The same, through the system's call."""
+
+    def on_arrival(self, requests: Sequence[RequestView], view: SchedulerView) -> None:
+        time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+
+
 class IncomparableKeys(SchedulingPolicy):
     """Works until two requests of different kinds wait."""
 

@@ -78,6 +78,7 @@ class ScriptedEngine:
         *,
         priority: int = 0,
         arrival: float = 0.0,
+        deadline: float | None = None,
         **sampling: object,
     ) -> None:
         ids = (
@@ -95,6 +96,7 @@ class ScriptedEngine:
                 stop_token_ids=() if params.ignore_eos else (EOS,),
                 eos_token_ids=(EOS,),
                 priority=priority,
+                deadline=deadline,
             )
         )
         self.tokens[request_id] = []

@@ -117,7 +117,6 @@ class BatchScheduler(Scheduler):
             self._admission.queue(record)
         except BaseException:
             self._requests.pop(request.request_id, None)
-            self._waiting.remove(request.request_id)
             raise
         self._deadlines.add(record)
         if decision.kind == "reject":

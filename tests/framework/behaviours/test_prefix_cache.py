@@ -162,3 +162,12 @@ def test_k23_nobody_who_asks_nothing_recorded(harness: MakeHarness) -> None:
     engine = harness(*CACHED)
     engine.add(COMMON, max_tokens=1)
     assert engine.step().kv_events == ()
+
+
+@LOOPS
+def test_what_a_failed_step_computed_is_never_shared(harness: MakeHarness, loop: str) -> None:
+    engine = harness(*CACHED, f"engine={loop}")
+    name = engine.add(COMMON)
+    engine.step(errors={name: "its logits are not finite"})
+    assert engine.request(name).finish_reason == "error"
+    assert engine.kv.cached_hashes == frozenset()

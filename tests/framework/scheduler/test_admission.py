@@ -87,7 +87,18 @@ def test_a_policy_that_defers_everybody_for_good_ends_the_first_with_an_error(mo
     assert (end.request_id, end.reason) == ("a", FinishReason.ERROR)
     assert end.error is not None
     assert "ForGood deferred the request (not yet) although nothing runs" in end.error
+    assert engine.scheduler.stats().num_skipped == 1
     assert list(waiting(engine)) == ["b"]
+
+
+def test_a_request_that_is_rejected_at_arrival_has_ended_before_any_step() -> None:
+    engine = ScriptedEngine(policy=Choosy(rejected=["a"]))
+    engine.add("a", 8)
+    assert waiting(engine) == {}
+    assert engine.scheduler.has_requests()  # its end was not told yet
+    (end,) = engine.scheduler.take_finished()
+    assert (end.request_id, end.reason) == ("a", FinishReason.ERROR)
+    assert not engine.scheduler.has_requests()
 
 
 @pytest.mark.parametrize("at_arrival", [True, False])
@@ -155,6 +166,8 @@ def test_a_step_that_preempts_admits_nobody() -> None:
         engine.step()
     engine.add("c", 1, arrival=2.0)
     assert waiting(engine) == {"b": WaitReason.PREEMPTION, "c": WaitReason.NEW}
+    engine.step()
+    assert waiting(engine) == {"b": WaitReason.KV_BLOCKS, "c": WaitReason.BEHIND}
     engine.run()
     engine.check_idle()
 
@@ -182,14 +195,14 @@ def test_a_request_that_does_not_fit_although_nothing_runs_ends_with_the_numbers
 
 
 def test_a_lone_request_that_gets_no_block_ends_with_an_error_instead_of_running_round() -> None:
-    engine = ScriptedEngine(kv=Leaking(num_blocks=10, block_size=4), block_size=4)
+    engine = ScriptedEngine(kv=Leaking(num_blocks=10, block_size=4), block_size=4, max_num_seqs=1)
     engine.add("a", 6, max_tokens=20)
-    for _ in range(10):
-        if engine.step() is None:
-            break
-    (end,) = engine.scheduler.take_finished()
-    assert (end.request_id, end.reason) == ("a", FinishReason.ERROR)
+    engine.add("b", 3, max_tokens=4, arrival=1.0)  # takes the slot in the very step in which "a" gives it up
+    engine.run(limit=20)
+    assert engine.ended["a"].reason is FinishReason.ERROR
     assert engine.scheduler.stats().num_preemptions == 1
+    assert (engine.ended["b"].reason, len(engine.tokens["b"])) == (FinishReason.LENGTH, 4)
+    engine.check_idle()
 
 
 @pytest.mark.parametrize("moment", ["soon", float("nan")])

@@ -1,0 +1,228 @@
+"""Several steps in flight at the scheduler itself: what lands when, for whom, and what is free when."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import pytest
+from scripted_engine import ScriptedEngine
+from tokenyard.errors import PluginError
+from tokenyard.interfaces import SchedulerView, SchedulingPolicy, StepOutcome, WaitReason
+from tokenyard.request import FinishReason
+from tokenyard.scheduler.request_state import Request, RequestStatus
+from tokenyard.scheduler.waiting import WaitingQueue
+from tokenyard.scheduler_output import SchedulerOutput
+
+
+class Recorder(SchedulingPolicy):
+    """Keeps what it is told of each step."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[StepOutcome] = []
+        self.service: dict[str, int] = {}
+
+    def on_step(self, outcomes: Sequence[StepOutcome], view: SchedulerView) -> None:
+        self.outcomes += outcomes
+        self.service |= {one.request.request_id: one.request.attained_service for one in outcomes}
+
+    def told(self, request_id: str) -> list[StepOutcome]:
+        return [one for one in self.outcomes if one.request.request_id == request_id]
+
+
+def schedule(engine: ScriptedEngine) -> SchedulerOutput:
+    output = engine.schedule()
+    assert output is not None
+    return output
+
+
+def until_preemption(engine: ScriptedEngine) -> deque[SchedulerOutput]:
+    """Two steps in flight until somebody is preempted; returns the steps in flight then."""
+    in_flight = deque([schedule(engine)])
+    while not engine.scheduler.stats().num_preemptions:
+        in_flight.append(schedule(engine))
+        if not engine.scheduler.stats().num_preemptions:
+            engine.update(in_flight.popleft())
+    return in_flight
+
+
+def tight(**more: object) -> ScriptedEngine:
+    engine = ScriptedEngine(num_blocks=5, block_size=4, max_model_len=64, **more)  # type: ignore[arg-type]
+    engine.add("a", 6, max_tokens=12)
+    engine.add("b", 6, max_tokens=12, arrival=1.0)
+    return engine
+
+
+def test_a_block_can_be_found_only_when_the_step_that_fills_it_has_landed() -> None:
+    engine = ScriptedEngine(block_size=4, prefix_caching=True)
+    engine.add("a", 7, max_tokens=9)
+    first, second = schedule(engine), schedule(engine)
+    engine.update(first)
+    assert len(engine.kv.inspect().cached_hashes) == 1
+    engine.update(second)
+    assert len(engine.kv.inspect().cached_hashes) == 2
+    engine.finish("a")
+
+
+def test_a_preempted_request_that_ends_keeps_its_blocks_until_its_step_has_landed_and_gets_no_token() -> None:
+    engine = tight()
+    in_flight = until_preemption(engine)
+    free, had = engine.kv.usage.num_free_blocks, list(engine.tokens["b"])
+    engine.finish("b")
+    assert engine.kv.usage.num_free_blocks == free
+    engine.update(in_flight.popleft())
+    assert engine.kv.usage.num_free_blocks > free
+    assert engine.tokens["b"] == had
+    while in_flight:
+        engine.update(in_flight.popleft())
+    engine.run()
+    engine.check_idle()
+
+
+def test_a_preempted_request_gets_the_token_of_its_step_in_flight_and_its_policy_learns_of_it() -> None:
+    policy = Recorder()
+    engine = tight(policy=policy)
+    in_flight = until_preemption(engine)
+    had = len(engine.tokens["b"])
+    engine.update(in_flight.popleft())
+    assert len(engine.tokens["b"]) == had + 1
+    assert sum(one.num_new_tokens for one in policy.told("b")) == had + 1
+    while in_flight:
+        engine.update(in_flight.popleft())
+    engine.run()
+    assert sum(one.num_new_tokens for one in policy.told("b")) == len(engine.tokens["b"]) == 12
+    engine.check_idle()
+
+
+def test_a_row_that_waits_for_blocks_in_flight_takes_nothing_more_away_and_nobody_is_let_in() -> None:
+    engine = ScriptedEngine(num_blocks=4, block_size=4, max_model_len=64)
+    for number, name in enumerate("abc"):
+        engine.add(name, 4, max_tokens=8, arrival=float(number))
+    first, second = schedule(engine), schedule(engine)
+    assert engine.scheduled(second) == {"a": 1}  # "c" was preempted for "b", whose block comes when it has landed
+    assert engine.scheduler.stats().num_preemptions == 1
+    (row,) = engine.scheduler.snapshot().waiting
+    assert (row.request_id, row.wait_reason) == ("c", WaitReason.BLOCKS_IN_FLIGHT)
+    engine.update(first)
+    third = schedule(engine)
+    assert engine.scheduled(third) == {"a": 1, "b": 1}
+    for output in (second, third):
+        engine.update(output)
+    engine.run()
+    engine.check_idle()
+
+
+def test_who_waits_for_blocks_of_an_ended_request_is_told_so_and_is_not_stuck() -> None:
+    engine = ScriptedEngine(num_blocks=4, block_size=4, max_model_len=64)
+    engine.add("a", 12)
+    first = schedule(engine)
+    engine.finish("a")
+    engine.add("b", 8, max_tokens=2)
+    assert engine.schedule() is None
+    (row,) = engine.scheduler.snapshot().waiting
+    assert row.wait_reason is WaitReason.BLOCKS_IN_FLIGHT
+    engine.update(first)
+    engine.run()
+    assert len(engine.tokens["b"]) == 2
+    engine.check_idle()
+
+
+def test_blocks_are_held_until_the_last_of_several_steps_has_landed() -> None:
+    engine = ScriptedEngine(num_blocks=8, block_size=4, max_model_len=64)
+    engine.add("a", 6, max_tokens=9)
+    steps = [schedule(engine) for _ in range(3)]
+    engine.finish("a")
+    for output in steps:
+        assert engine.kv.usage.num_free_blocks < 8
+        engine.update(output)
+    engine.check_idle()
+
+
+def test_what_is_in_flight_behind_several_tokens_is_dropped_and_only_that() -> None:
+    engine = ScriptedEngine(block_size=4)
+    engine.add("a", 6, max_tokens=9)
+    first, second = schedule(engine), schedule(engine)
+    engine.update(first, {"a": [10, 11]})
+    engine.update(second, {"a": [99]})
+    assert engine.tokens["a"] == [10, 11]
+    engine.run()
+    assert len(engine.tokens["a"]) == 9
+    # The slot's next owner, preempted, gets the token of its step in flight again.
+    assert engine.scheduler._running._dropped == set()  # type: ignore[attr-defined]
+    engine.check_idle()
+
+
+def test_nothing_is_kept_of_a_step_that_has_landed() -> None:
+    engine = ScriptedEngine(block_size=4, prefix_caching=True)
+    for number in range(5):
+        engine.add(f"r{number}", 6 + number, max_tokens=3)
+        engine.step()
+    engine.run()
+    scheduler = engine.scheduler
+    assert scheduler._admitted == {}  # type: ignore[attr-defined]
+    assert scheduler._steps._moved == {}  # type: ignore[attr-defined]
+    assert scheduler._table.num_with_stop_ids == 0  # type: ignore[attr-defined]
+    engine.check_idle()
+
+
+def test_a_first_step_with_several_tokens_is_the_first_and_all_of_them_count() -> None:
+    policy = Recorder()
+    engine = ScriptedEngine(policy=policy)
+    engine.add("a", 6, max_tokens=5)
+    engine.step({"a": [10, 11]})
+    engine.step()
+    assert [(one.num_new_tokens, one.is_first_token) for one in policy.told("a")] == [(2, True), (1, False)]
+    assert engine.scheduler.stats().num_generation_tokens == 3
+
+
+def test_attained_service_is_what_was_computed_hits_left_out_and_repeats_counted() -> None:
+    policy = Recorder()
+    engine = ScriptedEngine(policy=policy, block_size=4, prefix_caching=True)
+    prompt = list(range(20, 29))
+    engine.add("a", prompt, max_tokens=1)
+    engine.step()
+    engine.add("b", prompt, max_tokens=3)
+    engine.step({"b": []})
+    assert policy.service == {"a": 9, "b": 1}  # eight tokens were found
+    engine.step()
+    assert policy.service["b"] == 2  # its last token once more
+    engine.run()
+
+
+def test_the_next_deadline_is_the_moment_to_wake_at() -> None:
+    engine = ScriptedEngine()
+    engine.add("a", 6, deadline=9.0)
+    engine.add("b", 6, deadline=7.0)
+    assert engine.scheduler.wake_at() == 7.0
+    engine.finish("b")
+    assert engine.scheduler.wake_at() == 9.0
+    engine.clock.wait(9.0)
+    (end,) = engine.scheduler.take_finished()
+    assert (end.request_id, end.reason, end.stop_reason) == ("a", FinishReason.ABORT, "deadline")
+
+
+def record(engine: ScriptedEngine, name: str) -> Request:
+    engine.add(name, 4)
+    return engine.scheduler._requests[name]  # type: ignore[attr-defined,no-any-return]
+
+
+def test_a_line_knows_how_many_in_it_have_run_before() -> None:
+    engine, line = ScriptedEngine(), WaitingQueue()
+    preempted, fresh = record(engine, "a"), record(engine, "b")
+    preempted.status = RequestStatus.PREEMPTED
+    line.push_front(preempted)
+    line.push(fresh, 1)
+    assert line.num_started == 1
+    line.remove("a")
+    assert line.num_started == 0
+
+
+def test_a_key_that_cannot_be_compared_leaves_no_trace_in_the_line() -> None:
+    engine, line = ScriptedEngine(), WaitingQueue()
+    for number in (4, 2, 6):
+        line.push(record(engine, f"r{number}"), number)
+    with pytest.raises(PluginError, match="cannot be compared"):
+        line.push(record(engine, "bad"), "high")
+    for number in (1, 7, 3, 5, 0, 8):
+        line.push(record(engine, f"r{number}"), number)
+    assert [request.request_id for request in line] == [f"r{number}" for number in range(9)]
