@@ -36,6 +36,7 @@ class _Totals:
     """What happened since the last line."""
 
     num_steps: int = 0
+    num_rows: int = 0
     num_tokens: int = 0  # scheduled
     num_sampled: int = 0  # delivered
     num_new: int = 0
@@ -45,6 +46,7 @@ class _Totals:
 
     def add(self, output: SchedulerOutput, result: EngineCoreOutputs, seconds: float) -> None:
         self.num_steps += 1
+        self.num_rows += output.num_rows
         self.num_tokens += output.total_num_scheduled_tokens
         self.num_sampled += len(result.token_ids)
         self.num_new += len(output.new)
@@ -101,7 +103,7 @@ def _row(output: SchedulerOutput, stats: SchedulerStats | None, totals: _Totals)
     row: dict[str, object] = {
         "step": output.step,
         "num_steps": totals.num_steps,
-        "num_rows": output.num_rows,
+        "num_rows": totals.num_rows,
         "num_tokens": totals.num_tokens,
         "num_sampled": totals.num_sampled,
         "num_new": totals.num_new,
@@ -124,7 +126,7 @@ def _row(output: SchedulerOutput, stats: SchedulerStats | None, totals: _Totals)
 def _line(output: SchedulerOutput, stats: SchedulerStats | None, totals: _Totals) -> str:
     steps = "" if totals.num_steps == 1 else f" ({totals.num_steps} steps)"
     text = (
-        f"step {output.step}{steps}: {output.num_rows} rows, {totals.num_tokens} tokens, {totals.num_sampled} sampled, "
+        f"step {output.step}{steps}: {totals.num_rows} rows, {totals.num_tokens} tokens, {totals.num_sampled} sampled, "
         f"{totals.num_new} new, {totals.num_resumed} resumed, {totals.num_finished} finished"
     )
     if stats is not None:

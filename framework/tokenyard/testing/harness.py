@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Self
 from tokenyard.errors import TokenyardError, ValidationError
 from tokenyard.interfaces.engine_core import PauseMode
 from tokenyard.launch.assemble import as_it_is
-from tokenyard.launch.compose import load_engine_config
 from tokenyard.request import EngineCoreRequest, FinishReason
 from tokenyard.testing.errors import ContractViolation
-from tokenyard.testing.inputs import longest_total, sampling_params, script_tokens, stop_ids, token_array
-from tokenyard.testing.invariants import (
-    AdmissionJudge,
-    check_blocks,
-    check_none_lost,
-    check_requests,
-    check_stats,
-    check_tables,
-    inspection_of,
-    snapshot_of,
+from tokenyard.testing.inputs import (
+    checked_choice,
+    checked_seconds,
+    checked_windows,
+    eos_ids,
+    longest_total,
+    sampling_params,
+    script_tokens,
+    stop_ids,
+    token_array,
 )
+from tokenyard.testing.invariants import AdmissionJudge, StateJudge
 from tokenyard.testing.ledger import Ledger
-from tokenyard.testing.parts import scripted_parts
+from tokenyard.testing.parts import config_and_catalogue, scripted_parts
 from tokenyard.testing.records import RequestRecord
 from tokenyard.testing.trace import Trace, keywords, short
 from tokenyard.testing.views import KVView
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from tokenyard.config import EngineConfig
     from tokenyard.engine_outputs import EngineCoreOutputs, SchedulerStats
     from tokenyard.interfaces.kv_cache import ExtraKey
-    from tokenyard.interfaces.scheduler import SchedulerSnapshot
     from tokenyard.launch.assemble import Decorate
     from tokenyard.request import ServiceLevel
     from tokenyard.scheduler_output import SchedulerOutput
@@ -48,11 +47,13 @@ class EngineHarness:
     budget where prefill is not chunked). The groups `model`, `attention` and `executor` choose nothing else here.
 
     - `catalogue`: what can be chosen; None = the installed plugins. See `catalogue_with`.
-    - `config`: a config that was made already, with its catalogue, instead of overrides.
+    - `config`: a config that was made already, such as another harness's, instead of overrides.
+    - `eos_token_id`: what ends a request; None = 50256, or the last one of a smaller vocabulary.
     - `group_windows`: the sliding window of each K/V group, None = full attention.
     - `clock`: None = a VirtualClock, which `advance` moves; `step_seconds` makes each step take that long.
     - `decorate`: called with each part as it is made, returns what is used instead.
-    - `checks=False` leaves out the checks after each call, for long runs; `check_invariants` still makes them.
+    - `checks=False` leaves out the checks after each call, for long runs; `check_invariants` still makes them. A record
+      is then brought up to date when `request` or `requests` is asked for it.
 
     A rule that does not hold raises ContractViolation, with the rule's id and the calls that led there.
     """
@@ -64,24 +65,23 @@ class EngineHarness:
         catalogue: Catalogue | None = None,
         config: EngineConfig | None = None,
         vocab_size: int = 1 << 20,
-        eos_token_id: int | Sequence[int] = 50256,
+        eos_token_id: int | Sequence[int] | None = None,
         group_windows: Sequence[int | None] = (None,),
         clock: Clock | None = None,
         step_seconds: float | None = None,
         decorate: Decorate = as_it_is,
         checks: bool = True,
     ) -> None:
-        if config is None or catalogue is None:
-            config, catalogue = load_engine_config(list(overrides or ()), catalogue=catalogue)
-        elif overrides:
-            raise ValidationError("give overrides or a config, not both", parameter="overrides", value=overrides)
+        self._eos = eos_ids(eos_token_id, vocab_size)
+        windows = checked_windows(group_windows)
+        config, catalogue = config_and_catalogue(overrides, config, catalogue)
         made = scripted_parts(
             config,
             catalogue,
             vocab_size=vocab_size,
-            group_windows=group_windows,
+            group_windows=windows,
             clock=clock,
-            step_seconds=step_seconds,
+            step_seconds=None if step_seconds is None else checked_seconds("step_seconds", step_seconds),
             decorate=decorate,
         )
         self.config = made.config
@@ -94,16 +94,17 @@ class EngineHarness:
         self.kv = KVView(self.kv_cache_manager)
         self.steps = 0  # calls of `step`
         self.last_output: SchedulerOutput | None = None  # the step that was scheduled last
-        self._eos = (eos_token_id,) if isinstance(eos_token_id, int) else tuple(eos_token_id)
         self._vocab_size = vocab_size
         self._max_model_len = made.size.max_model_len
         self._checks = checks
+        self._is_stale = False  # the records do not have what the scheduler says now
         self._has_failed = False  # a step raised: what the engine says then means nothing
         self._ledger = Ledger()
         self._pause_mode: PauseMode | None = None
         self._scheduled: dict[str, int] = {}
         self._trace = Trace()
-        self._judge = AdmissionJudge(self.config, made.parts, len(group_windows))
+        self._state = StateJudge(made.parts, self.executor.worker, self._ledger, self.config.kv_cache.num_blocks or 0)
+        self._judge = AdmissionJudge(self.config, made.parts, len(windows))
         self.executor.on_execute = self._on_execute
 
     # Requests
@@ -172,7 +173,7 @@ class EngineHarness:
         it has landed: everything is settled when `has_requests` is False.
         """
         ids = [request_id] if isinstance(request_id, str) else list(request_id)
-        reason = FinishReason(reason)
+        reason = checked_choice("reason", FinishReason, reason)
         with self._trace.call(f"finish({ids}, {reason.value!r})"):
             alive = [one for one in dict.fromkeys(ids) if one in self._ledger.live]
             ended = list(self.core.finish_requests(ids, reason))
@@ -194,7 +195,7 @@ class EngineHarness:
         preempted: `sampled` says what was. `errors` makes single requests fail.
         """
         for request_id in (*(tokens if isinstance(tokens, Mapping) else ()), *(errors or ())):
-            self.request(request_id)
+            self._ledger.get(request_id)
         if isinstance(tokens, Mapping):
             tokens = {name: script_tokens(name, ids, self._vocab_size) for name, ids in tokens.items()}
         self.steps += 1
@@ -202,12 +203,12 @@ class EngineHarness:
             was_busy = bool(self.executor.worker.in_flight)
             self.executor.begin_turn(tokens, errors or {})
             outputs = self._turn()
-            self._ledger.take(outputs, self.executor.landed)
+            self._ledger.take(outputs, self.executor.landed if self._checks else None)
             self.executor.worker.end(end.request_id for end in outputs.finished)
             self._trace.explain(self._told(outputs))
             self._look(is_after_step=True)
-            if self._checks and not was_busy and not self.executor.executed and not outputs.finished:
-                self._check_not_stalled()
+            if self._checks and not (was_busy or self.executor.executed or outputs.finished or self._is_frozen()):
+                self._state.check_not_stalled()
         return outputs
 
     def run(self, limit: int = 10_000, tokens: Script = None) -> int:
@@ -221,7 +222,7 @@ class EngineHarness:
 
     def pause(self, mode: PauseMode | str = PauseMode.KEEP) -> list[str]:
         """Pause the loop; returns the ids that it ended."""
-        mode = PauseMode(mode)
+        mode = checked_choice("mode", PauseMode, mode)
         with self._trace.call(f"pause({mode.value!r})"):
             ended = list(self.core.pause(mode))
             self._pause_mode, self._judge.is_paused = mode, True
@@ -248,6 +249,7 @@ class EngineHarness:
 
     def advance(self, seconds: float) -> None:
         """Let time pass."""
+        seconds = checked_seconds("seconds", seconds)
         with self._trace.call(f"advance({seconds:g})"):
             self.clock.wait(until=self.clock.now() + seconds)
 
@@ -280,6 +282,8 @@ class EngineHarness:
     @property
     def eos_token_id(self) -> int:
         """A token that ends a request."""
+        if not self._eos:
+            raise ValidationError("this harness was made with no eos_token_id", parameter="eos_token_id", value=())
         return self._eos[0]
 
     @property
@@ -294,16 +298,18 @@ class EngineHarness:
 
     def request(self, request_id: str) -> RequestRecord:
         """Status, tokens and end of a request, kept up to date; also after it has ended."""
+        self._catch_up()
         return self._ledger.get(request_id)
 
     @property
     def requests(self) -> Mapping[str, RequestRecord]:
         """Every request by id; of two with one id the later one."""
+        self._catch_up()
         return self._ledger.records
 
     def blocks(self, request_id: str, group: int = 0) -> list[int]:
         """The block table of a request in a K/V group."""
-        tables = self.kv_cache_manager.block_ids(self.request(request_id))
+        tables = self.kv_cache_manager.block_ids(self._ledger.get(request_id))
         return [int(block_id) for block_id in tables[group]]
 
     @property
@@ -327,25 +333,22 @@ class EngineHarness:
     def check_invariants(self) -> None:
         """Raise ContractViolation, naming the rule, when requests, blocks, slots or counters do not fit together."""
         try:
-            self._check_state(snapshot_of(self.scheduler))
+            self._state.check()
         except ContractViolation as violation:
             raise self._trace.told(violation) from None
 
     def check_idle(self) -> None:
         """Nothing is left behind once every request has ended (S25)."""
         self.check_invariants()
-        counts = inspection_of(self.kv_cache_manager)
-        left = {
-            "live requests": list(self._ledger.live),
-            "steps in flight": len(self.executor.worker.in_flight),
-            "has_requests": self.has_requests,
-            "blocks held": self.kv.num_total - self.kv.num_free,
-            "references": {} if counts is None else {block: n for block, n in counts.ref_counts.items() if n},
-        }
-        if any(left.values()):
-            raise self._trace.told(ContractViolation("idle.nothing_left", f"left behind: {left}"))
+        try:
+            self._state.check_idle()
+        except ContractViolation as violation:
+            raise self._trace.told(violation) from None
 
     # Inside
+
+    def _is_frozen(self) -> bool:
+        return self._pause_mode in (PauseMode.KEEP, PauseMode.ABORT)
 
     def _end(self, request_ids: Sequence[str], reason: FinishReason) -> None:
         self._ledger.end(request_ids, reason)
@@ -375,6 +378,8 @@ class EngineHarness:
         held = self.executor.worker.held
         counts = zip(output.slots.tolist(), output.num_scheduled_tokens.tolist(), strict=True)
         self._scheduled = {held[slot].request_id: count for slot, count in counts}
+        for start in output.resumed:
+            self._ledger.resume(start.request_id)
         if self._checks:
             self._judge.judge(output)
 
@@ -384,35 +389,12 @@ class EngineHarness:
         return f"step() scheduled {scheduled}, sampled {self.sampled}, ended {ended}"
 
     def _look(self, *, is_after_step: bool = False) -> None:
-        """Take in what the scheduler says now, and check it."""
-        snapshot = snapshot_of(self.scheduler)
-        if snapshot is not None:
-            self._ledger.take_snapshot(snapshot)
+        """Something has changed: take in what the scheduler says now and check it. Without checks that can wait."""
+        self._is_stale = not self._checks
         if self._checks:
-            self._check_state(snapshot)
-            if is_after_step and snapshot is not None:
-                check_none_lost(snapshot, self._ledger.live.values())
+            self._state.check(is_after_step=is_after_step)
 
-    def _check_state(self, snapshot: SchedulerSnapshot | None) -> None:
-        holders = self._ledger.holders(self.executor.worker.ids_in_flight)
-        check_blocks(self.kv_cache_manager, holders, self.config.kv_cache.num_blocks or 0)
-        check_tables(self.kv_cache_manager, self.executor.worker, self._ledger.live)
-        if snapshot is not None:
-            check_requests(snapshot, self._ledger.records)
-            check_stats(self.stats, snapshot, self.kv_cache_manager)
-        if self._ledger.live and not self.has_requests:
-            raise ContractViolation(
-                "engine.has_requests", f"it says none, but {list(self._ledger.live)} have not ended"
-            )
-
-    def _check_not_stalled(self) -> None:
-        """Nothing ran although nothing was in flight: then every request waits for a reason."""
-        if self._pause_mode in (PauseMode.KEEP, PauseMode.ABORT):
-            return
-        live = self._ledger.live
-        has_reasons = snapshot_of(self.scheduler) is not None
-        if any(row.wait_reason not in ("deferred", "paused") for row in live.values()) and (
-            has_reasons or self.core.wake_at() is None
-        ):
-            stuck = {name: (row.status.value, row.wait_reason and row.wait_reason.value) for name, row in live.items()}
-            raise ContractViolation("progress.stalled", f"nothing ran although nobody has a reason to wait: {stuck}")
+    def _catch_up(self) -> None:
+        if self._is_stale:
+            self._state.take_snapshot()
+            self._is_stale = False

@@ -1,10 +1,13 @@
-"""A test's words into an EngineCoreRequest, checked as a front end would."""
+"""A test's words: what a harness is made with, and a request as a front end would check it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from enum import Enum
+from numbers import Real
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -17,6 +20,79 @@ if TYPE_CHECKING:
 
 _SAMPLING_FIELDS = frozenset(field.name for field in fields(SamplingParams))
 _INT32 = np.iinfo(np.int32)
+_EOS = 50256  # GPT-2's, where the vocabulary has it
+
+EnumT = TypeVar("EnumT", bound=Enum)
+
+
+def checked_overrides(given: object) -> list[str]:
+    """Overrides of a harness or a suite; None = none."""
+    if given is None:
+        return []
+    if isinstance(given, Sequence) and not isinstance(given, str) and all(isinstance(one, str) for one in given):
+        return list(given)
+    raise ValidationError(
+        f"overrides are a list of strings such as ['kv_cache.num_blocks=64']; got {given!r}",
+        parameter="overrides",
+        value=given,
+    )
+
+
+def checked_seconds(parameter: str, given: float) -> float:
+    """A time span."""
+    if isinstance(given, Real) and math.isfinite(given) and given >= 0:
+        return float(given)
+    raise ValidationError(
+        f"{parameter} is a number of seconds, at least 0; got {given!r}", parameter=parameter, value=given
+    )
+
+
+def checked_choice(parameter: str, allowed: type[EnumT], given: EnumT | str) -> EnumT:
+    """A member of an enumeration, or its value."""
+    values = [member.value for member in allowed]
+    if given not in values:
+        raise ValidationError(
+            f"{parameter} is one of {', '.join(map(repr, values))}; got {given!r}", parameter=parameter, value=given
+        )
+    return allowed(given)
+
+
+def checked_windows(given: Sequence[int | None]) -> tuple[int | None, ...]:
+    """The sliding window of each K/V group."""
+    is_sequence = isinstance(given, Sequence) and not isinstance(given, str)
+    if is_sequence and given and all(one is None or (_is_integer(one) and one >= 1) for one in given):
+        return tuple(given)
+    raise ValidationError(
+        "group_windows has an entry for each K/V group, at least one: tokens of its sliding window, at least 1, or "
+        f"None for full attention; got {given!r}",
+        parameter="group_windows",
+        value=given,
+    )
+
+
+def eos_ids(given: int | Sequence[int] | None, vocab_size: int) -> tuple[int, ...]:
+    """The model's EOS tokens; None = one that the vocabulary has, an empty list = none."""
+    if not _is_integer(vocab_size) or vocab_size < 1:
+        raise ValidationError(
+            f"vocab_size is a number of tokens, at least 1; got {vocab_size!r}",
+            parameter="vocab_size",
+            value=vocab_size,
+        )
+    if given is None:
+        return (min(_EOS, vocab_size - 1),)
+    ids = tuple(given) if isinstance(given, Sequence) else (given,)
+    if not all(_is_integer(one) and 0 <= one < vocab_size for one in ids):
+        raise ValidationError(
+            f"eos_token_id is a token id from 0 to {vocab_size - 1} (vocab_size={vocab_size}), or a list of them; got "
+            f"{given!r}",
+            parameter="eos_token_id",
+            value=given,
+        )
+    return ids
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def sampling_params(given: Mapping[str, object]) -> SamplingParams:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tokenyard.interfaces.scheduler import RequestSnapshot, Scheduler, SchedulerSnapshot
     from tokenyard.launch.assemble import EngineParts
     from tokenyard.scheduler_output import SchedulerOutput
+    from tokenyard.testing.ledger import Ledger
     from tokenyard.testing.records import RequestRecord
     from tokenyard.testing.worker_side import WorkerSide, WorkerStep
 
@@ -187,6 +188,62 @@ def check_delivered(
         is_cut = name not in live and given == made[: len(given)]
         if given != made and not is_cut and not (not given and name in may_get_none):
             raise ContractViolation("request.tokens_as_sampled", f"'{name}' sampled {made} and was given {given}")
+
+
+class StateJudge:
+    """Looks at requests, blocks, slots and counters between two calls."""
+
+    def __init__(self, parts: EngineParts, worker: WorkerSide, ledger: Ledger, num_blocks: int) -> None:
+        self._core = parts.core
+        self._scheduler = parts.scheduler
+        self._manager = parts.kv_cache_manager
+        self._worker = worker
+        self._ledger = ledger
+        self._num_blocks = num_blocks
+
+    def take_snapshot(self) -> SchedulerSnapshot | None:
+        """Bring the records up to date; costs as much as there are requests."""
+        snapshot = snapshot_of(self._scheduler)
+        if snapshot is not None:
+            self._ledger.take_snapshot(snapshot)
+        return snapshot
+
+    def check(self, *, is_after_step: bool = False) -> None:
+        """Bring the records up to date, and raise ContractViolation when something does not fit the rest."""
+        snapshot, live = self.take_snapshot(), self._ledger.live
+        check_blocks(self._manager, self._ledger.holders(self._worker.ids_in_flight), self._num_blocks)
+        check_tables(self._manager, self._worker, live)
+        if snapshot is not None:
+            check_requests(snapshot, self._ledger.records)
+            check_stats(self._core.stats(), snapshot, self._manager)
+        if live and not self._core.has_requests():
+            raise ContractViolation("engine.has_requests", f"it says none, but {list(live)} have not ended")
+        if is_after_step and snapshot is not None:
+            check_none_lost(snapshot, live.values())
+
+    def check_not_stalled(self) -> None:
+        """Nothing ran although nothing was in flight: then every request waits for a reason."""
+        live = self._ledger.live
+        has_reasons = snapshot_of(self._scheduler) is not None
+        if any(row.wait_reason not in ("deferred", "paused") for row in live.values()) and (
+            has_reasons or self._core.wake_at() is None
+        ):
+            stuck = {name: (row.status.value, _value(row.wait_reason)) for name, row in live.items()}
+            raise ContractViolation("progress.stalled", f"nothing ran although nobody has a reason to wait: {stuck}")
+
+    def check_idle(self) -> None:
+        """Nothing is left behind."""
+        inspection, usage = inspection_of(self._manager), self._manager.usage
+        counts = {} if inspection is None else inspection.ref_counts
+        left = {
+            "live requests": list(self._ledger.live),
+            "steps in flight": len(self._worker.in_flight),
+            "has_requests": self._core.has_requests(),
+            "blocks held": usage.num_total_blocks - usage.num_free_blocks,
+            "references": {block: count for block, count in counts.items() if count},
+        }
+        if any(left.values()):
+            raise ContractViolation("idle.nothing_left", f"left behind: {left}")
 
 
 class AdmissionJudge:

@@ -52,14 +52,18 @@ class Ledger:
             )
         return self._records[request_id]
 
+    def resume(self, request_id: str) -> None:
+        """A step takes it up again."""
+        self._told(request_id).resume()
+
     def end(self, request_ids: Sequence[str], reason: FinishReason) -> None:
         """A call from outside ended these."""
         for request_id in request_ids:
             self._told(request_id).finish(reason)
             del self.live[request_id]
 
-    def take(self, outputs: EngineCoreOutputs, landed: Sequence[WorkerStep]) -> None:
-        """What one turn of the loop told."""
+    def take(self, outputs: EngineCoreOutputs, landed: Sequence[WorkerStep] | None) -> None:
+        """What one turn of the loop told; `landed` is what it is checked against, None = it is not."""
         delivered = split_tokens(outputs)
         for request_id, token_ids in delivered.items():
             self._told(request_id).deliver(token_ids)
@@ -70,7 +74,8 @@ class Ledger:
             del self.live[ended.request_id]
         for request_id in delivered:
             self._records[request_id].check_end()
-        check_delivered(landed, delivered, self.live)
+        if landed is not None:
+            check_delivered(landed, delivered, self.live)
 
     def take_snapshot(self, snapshot: SchedulerSnapshot) -> None:
         for row in (*snapshot.running, *snapshot.waiting):

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 
 from tokenyard.catalogue import Catalogue, Entry, Provider
 from tokenyard.clock import VirtualClock
-from tokenyard.errors import ConfigError
+from tokenyard.config import EngineConfig
+from tokenyard.errors import ConfigError, ValidationError
 from tokenyard.launch.assemble import Decorate, EngineParts, as_it_is, assemble_parts, make_policy
 from tokenyard.launch.cache_size import CacheSize, size_kv_cache
+from tokenyard.launch.compose import load_engine_config
 from tokenyard.plugins import load_catalogue
+from tokenyard.testing.inputs import checked_overrides
 from tokenyard.testing.scripted import ScriptedExecutor
 from tokenyard.testing.worker_side import WorkerLimits
 
@@ -19,7 +22,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tokenyard.clock import Clock
-    from tokenyard.config import EngineConfig
     from tokenyard.descriptors import Descriptor
 
 DEFAULT_NUM_BLOCKS = 10_000
@@ -43,6 +45,24 @@ class ScriptedParts:
     clock: Clock
     size: CacheSize
     config: EngineConfig
+
+
+def config_and_catalogue(
+    overrides: Sequence[str] | None, config: EngineConfig | None, catalogue: Catalogue | None
+) -> tuple[EngineConfig, Catalogue]:
+    """What a harness runs, from overrides or as a config, and what its parts are chosen from."""
+    if config is None:
+        return load_engine_config(checked_overrides(overrides), catalogue=catalogue)
+    if overrides:
+        raise ValidationError("give overrides or a config, not both", parameter="overrides", value=overrides)
+    if not isinstance(config, EngineConfig):
+        raise ValidationError(
+            f"config is an EngineConfig, such as another harness's; got a {type(config).__name__}; give text as "
+            "overrides",
+            parameter="config",
+            value=config,
+        )
+    return config, catalogue or load_catalogue(config.plugins)
 
 
 def with_sizes(config: EngineConfig) -> EngineConfig:

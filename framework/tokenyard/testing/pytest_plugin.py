@@ -14,22 +14,26 @@ import pytest
 if TYPE_CHECKING:
     from tokenyard.catalogue import Catalogue
     from tokenyard.clock import Clock
+    from tokenyard.config import EngineConfig
+    from tokenyard.launch.assemble import Decorate
     from tokenyard.testing.harness import EngineHarness
 
 
 class MakeHarness(Protocol):
-    """Makes an `EngineHarness`; what else that takes by keyword is taken here too."""
+    """Makes an `EngineHarness`, with the arguments of its constructor."""
 
     def __call__(
         self,
-        overrides: Sequence[str] = (),
+        overrides: Sequence[str] | None = (),
         *,
+        catalogue: Catalogue | None = ...,
+        config: EngineConfig | None = ...,
         vocab_size: int = ...,
-        eos_token_id: int | Sequence[int] = ...,
+        eos_token_id: int | Sequence[int] | None = ...,
         group_windows: Sequence[int | None] = ...,
         clock: Clock | None = ...,
-        catalogue: Catalogue | None = ...,
         step_seconds: float | None = ...,
+        decorate: Decorate = ...,
         checks: bool = ...,
     ) -> EngineHarness: ...
 
@@ -41,7 +45,7 @@ def engine_harness() -> Iterator[MakeHarness]:
 
     made: list[EngineHarness] = []
 
-    def make(overrides: Sequence[str] = (), **options: object) -> EngineHarness:
+    def make(overrides: Sequence[str] | None = (), **options: object) -> EngineHarness:
         made.append(EngineHarness(overrides, **options))  # type: ignore[arg-type]  # MakeHarness has the types
         return made[-1]
 

@@ -34,6 +34,7 @@ class RequestRecord:
     stop_reason: int | str | None = None
     error: str | None = None
     num_preemptions: int = 0
+    num_resumed: int = 0  # times that it went on after a preemption
     num_cached: int = 0  # prompt tokens that the prefix cache saved at its first admission
     wait_reason: WaitReason | None = None
     wait_detail: str | None = None
@@ -48,6 +49,11 @@ class RequestRecord:
         self.num_computed = snapshot.num_computed_tokens
         self.num_preemptions = snapshot.num_preemptions
         self.wait_reason, self.wait_detail = snapshot.wait_reason, snapshot.wait_detail
+
+    def resume(self) -> None:
+        """It enters the batch again. Of a request that ends before anyone asks for it, this is what is known."""
+        self.num_resumed += 1
+        self.num_preemptions = max(self.num_preemptions, self.num_resumed)
 
     def deliver(self, token_ids: Sequence[int]) -> None:
         """The engine gave these tokens out."""

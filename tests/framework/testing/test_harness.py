@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tokenyard.clock import VirtualClock
 from tokenyard.errors import CapacityError, ConfigError, EngineDeadError, UnsupportedError, ValidationError
+from tokenyard.interfaces import SchedulerSnapshot
 from tokenyard.plugins import load_catalogue
 from tokenyard.request import FinishReason
 from tokenyard.testing import ContractViolation, EngineHarness
@@ -62,6 +63,84 @@ def test_a_config_is_taken_instead_of_overrides_but_not_both() -> None:
     with pytest.raises(ValidationError, match="not both"):
         EngineHarness(["a=1"], config=first.config, catalogue=load_catalogue())
     assert EngineHarness(config=first.config, catalogue=load_catalogue()).kv.num_total == 7
+
+
+def test_a_config_without_a_catalogue_is_taken_with_the_installed_plugins() -> None:
+    first = harness("kv_cache.num_blocks=7", "scheduler=priority")
+    second = EngineHarness(config=first.config)
+    assert (second.kv.num_total, type(second.policy)) == (7, type(first.policy))
+    with pytest.raises(ValidationError, match="not both"):
+        EngineHarness(["kv_cache.num_blocks=7"], config=first.config)
+
+
+@pytest.mark.parametrize("config", [{"kv_cache": {"num_blocks": 7}}, ["kv_cache.num_blocks=7"], 7])
+def test_a_config_of_a_wrong_type_is_refused(config: object) -> None:
+    with pytest.raises(ValidationError, match=f"got a {type(config).__name__}; give text as overrides"):
+        EngineHarness(config=config)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("overrides", ["scheduler=fcfs", [7]])
+def test_overrides_that_are_no_list_of_strings_are_refused(overrides: object) -> None:
+    with pytest.raises(ValidationError, match="overrides are a list of strings such as"):
+        EngineHarness(overrides)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("vocab_size", "eos"), [(1 << 20, 50256), (50257, 50256), (100, 99), (2, 1)])
+def test_the_default_eos_is_in_the_vocabulary(vocab_size: int, eos: int) -> None:
+    made = harness(vocab_size=vocab_size)
+    name = made.add([1])
+    made.step({name: [made.eos_token_id]})
+    assert (made.eos_token_id, made.request(name).finish_reason) == (eos, "stop")
+
+
+def test_without_an_eos_nothing_is_one() -> None:
+    made = harness(eos_token_id=[])
+    name = made.add([1], max_tokens=2)
+    made.step({name: [50256]})
+    assert made.running == [name]
+    with pytest.raises(ValidationError, match="no eos_token_id"):
+        _ = made.eos_token_id
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"vocab_size": 100, "eos_token_id": 100}, r"eos_token_id is a token id from 0 to 99 .* got 100"),
+        ({"eos_token_id": [1, -1]}, r"eos_token_id is .* got \[1, -1\]"),
+        ({"eos_token_id": 1.5}, "eos_token_id is .* got 1.5"),
+        ({"vocab_size": 0}, "vocab_size is a number of tokens, at least 1; got 0"),
+        ({"vocab_size": 1e3}, "vocab_size is a number of tokens"),
+        ({"group_windows": ()}, r"group_windows has an entry for each K/V group, at least one.* got \(\)"),
+        ({"group_windows": (None, 0)}, r"tokens of its sliding window, at least 1.* got \(None, 0\)"),
+        ({"group_windows": 4}, "group_windows .* got 4"),
+        ({"step_seconds": -0.5}, "step_seconds is a number of seconds, at least 0; got -0.5"),
+        ({"step_seconds": float("nan")}, "step_seconds .* got nan"),
+        ({"step_seconds": float("inf")}, "step_seconds .* got inf"),
+        ({"step_seconds": "1"}, "step_seconds .* got '1'"),
+    ],
+)
+def test_an_argument_that_makes_no_sense_is_refused_by_name(options: dict[str, object], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        harness(**options)
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0, "1"])
+def test_time_passes_by_a_number_of_seconds_forwards(seconds: float) -> None:
+    made = harness()
+    with pytest.raises(ValidationError, match="seconds is a number of seconds, at least 0"):
+        made.advance(seconds)
+    assert made.clock.now() == 0.0
+
+
+def test_modes_and_reasons_that_there_are_not_are_refused_with_those_there_are() -> None:
+    made = harness()
+    name = made.add([1])
+    with pytest.raises(ValidationError, match="mode is one of 'keep', 'wait', 'abort'; got 'bogus'"):
+        made.pause("bogus")
+    with pytest.raises(ValidationError, match=r"reason is one of 'stop', .*; got 'bogus'"):
+        made.finish(name, "bogus")
+    made.step()
+    assert made.running == [name]
 
 
 def test_the_clock_may_be_the_tests_own() -> None:
@@ -389,6 +468,45 @@ def test_check_invariants_can_be_called_at_any_time() -> None:
         made.check_invariants()
 
 
+@pytest.mark.parametrize("loop", ["sync", "overlap"])
+def test_without_checks_nobody_looks_at_all_requests_until_a_test_asks(
+    loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = harness(f"engine={loop}", "scheduler.max_num_seqs=2", checks=False)
+    looks: list[int | None] = []
+    snapshot = made.scheduler.snapshot
+
+    def counted(limit: int | None = None) -> SchedulerSnapshot:
+        looks.append(limit)
+        return snapshot(limit)
+
+    monkeypatch.setattr(made.scheduler, "snapshot", counted)
+    names = [made.add([1, 2], max_tokens=3) for _ in range(9)]
+    made.step()
+    made.step()
+    made.finish(names[-1])
+    assert not looks
+    states = [record.status.value for record in made.requests.values()]
+    assert states == ["running"] * 2 + ["waiting"] * 6 + ["finished"]
+    assert made.request(names[2]).wait_reason == "max_num_seqs"
+    assert len(looks) == 1  # nothing has changed since
+    made.run()
+    made.check_idle()
+    assert [made.request(name).finish_reason for name in names] == ["length"] * 8 + ["abort"]
+
+
+def test_without_checks_a_record_tells_the_same_of_a_request_that_has_ended() -> None:
+    told = []
+    for checks in (True, False):
+        made = harness("kv_cache.num_blocks=4", "kv_cache.block_size=4", "scheduler.max_num_seqs=2", checks=checks)
+        names = [made.add(range(8), max_tokens=8), made.add(range(100, 107), max_tokens=8)]
+        made.run()
+        records = [made.request(name) for name in names]
+        told.append([(row.output_token_ids, row.finish_reason, row.num_cached, row.num_preemptions) for row in records])
+    assert told[0] == told[1]
+    assert [row[-1] for row in told[0]] == [0, 1]
+
+
 def test_check_idle_tells_what_is_left() -> None:
     made = harness()
     made.add([1, 2, 3], "a")
@@ -421,7 +539,7 @@ def test_a_request_that_vanishes_is_found() -> None:
 def test_a_script_gives_tokens_in_any_form(tokens: object, is_function: bool) -> None:
     with EngineHarness() as engine:
         name = engine.add([1, 2], max_tokens=2)
-        engine.step((lambda _: tokens) if is_function else {name: tokens})  # type: ignore[arg-type,dict-item]
+        engine.step((lambda _: tokens) if is_function else {name: tokens})  # type: ignore[arg-type,dict-item,return-value]
         assert engine.request(name).output_token_ids == [5]
 
 
@@ -431,7 +549,7 @@ def test_a_script_that_gives_no_tokens_is_told_as_the_tests_own_mistake(tokens: 
     engine = EngineHarness()
     name = engine.add([1, 2], max_tokens=2)
     with pytest.raises(ValidationError, match=f"the script for '{name}' gave"):
-        engine.step((lambda _: tokens) if is_function else {name: tokens})  # type: ignore[arg-type,dict-item]
+        engine.step((lambda _: tokens) if is_function else {name: tokens})  # type: ignore[arg-type,dict-item,return-value]
 
 
 @pytest.mark.parametrize("loop", ["sync", "overlap"])

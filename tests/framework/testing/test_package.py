@@ -8,10 +8,17 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import tokenyard.testing
+from tokenyard import PolicyDescriptor
+from tokenyard.config import NoOptions
+from tokenyard.descriptors import Descriptor
+from tokenyard.errors import ConfigError
+from tokenyard.interfaces import SchedulingPolicy
+from tokenyard.testing import EngineHarness, PolicyContract
 from tokenyard.testing.contracts.base import Contract
 from tokenyard.testing.pytest_plugin import MakeHarness
 
@@ -131,6 +138,7 @@ def run_pytest(folder: Path, code: str) -> str:
 
 TYPED = """
 from collections.abc import Sequence
+from typing import TypeVar
 from tokenyard import PolicyDescriptor
 from tokenyard.config import NoOptions
 from tokenyard.descriptors import Descriptor
@@ -151,6 +159,16 @@ class TestMine(PolicyContract):
     def descriptors(self) -> Sequence[Descriptor[NoOptions]]:
         return [descriptor()]
 
+PartT = TypeVar("PartT")
+
+def as_it_is(part: PartT, /) -> PartT:
+    return part
+
+def test_what_else_there_is(engine_harness: MakeHarness) -> None:
+    first = engine_harness(None, vocab_size=100, eos_token_id=None, group_windows=(None, 4), step_seconds=0.5)
+    second = engine_harness(config=first.config, decorate=as_it_is, clock=first.clock, checks=False)
+    assert second.config == first.config
+
 def test_order(engine_harness: MakeHarness) -> None:
     harness: EngineHarness = engine_harness(["scheduler=mine"], catalogue=catalogue_with(descriptor()))
     name: str = harness.add([1, 2], max_tokens=3)
@@ -158,6 +176,66 @@ def test_order(engine_harness: MakeHarness) -> None:
     tokens: list[int] = harness.request(name).output_token_ids
     assert tokens == [4]
 """
+
+
+def test_the_fixture_takes_what_a_harness_takes() -> None:
+    taken = inspect.signature(MakeHarness.__call__).parameters
+    made_with = inspect.signature(EngineHarness).parameters
+    assert [(name, row.kind, row.annotation) for name, row in taken.items() if name != "self"] == [
+        (name, row.kind, row.annotation) for name, row in made_with.items()
+    ]
+
+
+NAMELESS = """
+from tokenyard import PolicyDescriptor
+from tokenyard.interfaces import SchedulingPolicy
+from tokenyard.testing import *
+
+def policy(name):
+    return PolicyDescriptor(name=name, api_version=(1, 2), factory=lambda options, context: SchedulingPolicy())
+
+class TestIt({suite}):
+    max_examples = 1
+    {body}
+"""
+
+
+@pytest.mark.parametrize("suite", SUITES, ids=lambda suite: suite.__name__)
+def test_a_suite_that_does_not_say_what_it_tests_is_refused(suite: type[Contract]) -> None:
+    made = type("TestNothing", (suite,), {})()
+    with pytest.raises(
+        ConfigError, match=r"^TestNothing does not say which \w+ it tests: set overrides = \['\w+=.*'\]$"
+    ):
+        made.load()
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("override = ['scheduler=priority']", "(it has 'override'; is that meant?)"),
+        ("overrides = ['scheduler.max_num_seqs=3']", "set overrides = ['scheduler=NAME']"),
+        ("overrides = ['scheduler=batch']", "set overrides = ['scheduler=NAME']"),
+        ("overrides = 'scheduler=priority'", "overrides are a list of strings such as"),
+        ("descriptors = lambda self: [policy('one'), policy('two')]", "descriptors() gives one, two"),
+    ],
+)
+def test_a_suite_that_would_test_the_default_says_what_to_set(body: str, words: str, tmp_path: Path) -> None:
+    said = run_pytest(tmp_path, NAMELESS.format(suite="PolicyContract", body=body))
+    assert words in said
+    assert " passed" not in said
+
+
+def test_the_only_part_of_descriptors_is_what_is_tested() -> None:
+    class TestMine(PolicyContract):
+        def descriptors(self) -> Sequence[Descriptor[NoOptions]]:
+            return [descriptor]
+
+    descriptor: PolicyDescriptor[NoOptions] = PolicyDescriptor(
+        name="only", api_version=(1, 2), factory=lambda options, context: SchedulingPolicy()
+    )
+    policy = TestMine().load("kv_cache.num_blocks=9").config.scheduler.policy
+    assert policy is not None
+    assert policy.name == "only"
 
 
 @pytest.mark.parametrize(
@@ -173,4 +251,4 @@ def test_what_a_third_party_writes_is_typed(checker: list[str], tmp_path: Path) 
 
 
 def test_what_a_third_party_writes_runs(tmp_path: Path) -> None:
-    assert re.search(r"\b11 passed\b", run_pytest(tmp_path, TYPED))
+    assert re.search(r"\b12 passed\b", run_pytest(tmp_path, TYPED))

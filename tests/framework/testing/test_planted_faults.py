@@ -39,6 +39,7 @@ def found(suite: Contract, part: Descriptor[NoOptions], overrides: Sequence[str]
         (planted.RandomOrder, "test_it_draws_no_random_numbers_but_the_views", "policy.no_own_randomness"),
         (planted.ReadsTheTime, "test_it_reads_no_clock_but_the_views", "policy.no_wall_clock"),
         (planted.ReadsAnImportedClock, "test_it_reads_no_clock_but_the_views", "policy.no_wall_clock"),
+        (planted.ReadsAClockByItsNumber, "test_it_reads_no_clock_but_the_views", "policy.no_wall_clock"),
         (planted.IncomparableKeys, "test_every_request_ends_exactly_once", "policy.raises"),
     ],
 )

@@ -66,12 +66,21 @@ def test_several_steps_a_line_are_added_up_and_none_is_lost(tmp_path: Path) -> N
     made.core.shutdown()
     told = rows(path)
     assert [(row["step"], row["num_steps"], row["num_sampled"]) for row in told] == [(2, 3, 3), (5, 3, 3), (6, 1, 1)]
-    assert [(row["num_tokens"], row["num_new"], row["num_finished"]) for row in told] == [
-        (12, 1, 0),
-        (3, 0, 0),
-        (1, 0, 1),
+    assert [(row["num_rows"], row["num_tokens"], row["num_new"], row["num_finished"]) for row in told] == [
+        (3, 12, 1, 0),
+        (3, 3, 0, 0),
+        (1, 1, 0, 1),
     ]
     assert sum(float(str(row["seconds"])) for row in told) == pytest.approx(3.5)
+
+
+def test_the_rows_of_several_steps_are_added_up_in_the_log_too(lines: Callable[[], list[str]]) -> None:
+    made = harness("{name: step_logger, every: 2}")
+    made.add(range(10), max_tokens=2)
+    made.step()
+    made.add(range(10), max_tokens=2)
+    made.step()
+    assert lines()[0].startswith("step 1 (2 steps): 3 rows, 21 tokens, 3 sampled, 2 new,")
 
 
 def test_a_file_is_added_to_and_the_log_left_alone(tmp_path: Path, lines: Callable[[], list[str]]) -> None:

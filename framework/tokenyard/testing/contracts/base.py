@@ -7,15 +7,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hypothesis import HealthCheck, Phase, given, settings
 
+from tokenyard.errors import ConfigError, nearest
 from tokenyard.launch.assemble import as_it_is
 from tokenyard.launch.compose import load_engine_config
+from tokenyard.launch.overrides import Given, parse_overrides
 from tokenyard.plugins import load_catalogue
 from tokenyard.testing.errors import ContractViolation
 from tokenyard.testing.harness import EngineHarness
+from tokenyard.testing.inputs import checked_overrides
 from tokenyard.testing.parts import catalogue_with
 
 if TYPE_CHECKING:
@@ -69,13 +72,17 @@ class Contract:
 
     - `overrides`: the part by its name, with its options, as on the command line; a list that is known only when a test
       runs may be set in a fixture (`self.overrides = [...]`).
-    - `descriptors()`: descriptors of parts that are not installed as plugins; they join the catalogue.
+    - `descriptors()`: descriptors of parts that are not installed as plugins; they join the catalogue. The one of the
+      suite's kind is tested where the overrides choose none; a suite that names nothing to test is refused.
     - `max_examples`: random examples for each rule that uses them. The same ones in every run.
     - `simplifies`: whether to look for the simplest example that fails, which takes a while.
 
     Each test is one rule; its docstring starts with the rule's id. A rule that does not hold raises
     ContractViolation, whose message starts with the id of what was violated.
     """
+
+    _kind: ClassVar[str]  # of the descriptors of what is tested
+    _choice: ClassVar[str]  # the override that chooses one
 
     overrides: Sequence[str] = ()
     max_examples: int = 20
@@ -87,7 +94,27 @@ class Contract:
 
     def load(self, *overrides: str, descriptors: Sequence[Descriptor[Any]] = ()) -> Loaded:
         """The suite's config, with more overrides behind its own, and more parts."""
-        return _load((*self.overrides, *overrides), (*self.descriptors(), *descriptors), load_catalogue())
+        parts, installed = self.descriptors(), load_catalogue()
+        own = self._own_overrides(parts, installed.names("scheduler"))
+        return _load((*own, *overrides), (*parts, *descriptors), installed)
+
+    def _own_overrides(self, parts: Sequence[Descriptor[Any]], schedulers: Sequence[str]) -> list[str]:
+        """The suite's overrides, one of which chooses what is tested. Raises ConfigError: the default is not meant."""
+        overrides = checked_overrides(self.overrides)
+        key = self._choice.partition("=")[0]
+        parsed = parse_overrides([Given(override, f"override {override}") for override in overrides])
+        values = [override.value for override in parsed if override.key == key]
+        if any(value and not (self._kind == "policy" and value in schedulers) for value in values):
+            return overrides
+        names = [part.name for part in parts if part.kind == self._kind]
+        if len(names) == 1:
+            return [*overrides, self._choice.replace("NAME", names[0])]
+        misspelt = nearest("overrides", vars(type(self)))
+        raise ConfigError(
+            f"{type(self).__name__} does not say which {self._kind} it tests: set overrides = ['{self._choice}']"
+            + (f" (it has '{misspelt}'; is that meant?)" if misspelt not in (None, "overrides") else "")
+            + (f"; descriptors() gives {', '.join(names)}" if names else "")
+        )
 
     def for_all(self, check: Callable[..., None], *examples: SearchStrategy[Any]) -> None:
         """Call `check` with random examples of each kind; it raises at the simplest one that it fails on."""

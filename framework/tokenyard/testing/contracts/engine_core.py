@@ -29,6 +29,9 @@ _SMALL = Shape(max_num_seqs=2, max_num_batched_tokens=16, num_blocks=40)
 class EngineCoreContract(Contract):
     """Set `overrides = ["engine=NAME"]`."""
 
+    _kind = "engine"
+    _choice = "engine=NAME"
+
     def test_under_any_trace_the_engine_is_sound(self) -> None:
         """`engine.sound`: requests end once, blocks come back, nobody gets a token after its end (engine rules)."""
         loaded = self.load()

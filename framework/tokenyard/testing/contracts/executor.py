@@ -12,7 +12,7 @@ from tokenyard.errors import ConfigError
 from tokenyard.launch.assemble import build_engine
 from tokenyard.request import EngineCoreRequest
 from tokenyard.sampling_params import SamplingParams
-from tokenyard.testing.contracts.base import Contract, check_equal, expect, no_errors, seeded
+from tokenyard.testing.contracts.base import Contract, Loaded, check_equal, expect, no_errors, seeded
 from tokenyard.testing.contracts.recorders import Recorder, RecordingExecutor
 from tokenyard.testing.errors import ContractViolation
 
@@ -31,8 +31,7 @@ _MOST_STEPS = 500
 class Rig:
     """An engine with the executor under test; `run` gives the tokens of some prompts."""
 
-    def __init__(self, contract: Contract, *overrides: str) -> None:
-        loaded = contract.load(*overrides)
+    def __init__(self, loaded: Loaded) -> None:
         self._recorder = Recorder()
         self.engine: RunningEngine = build_engine(loaded.config, loaded.catalogue, decorate=self._recorder.decorate)
         self._num_added = 0
@@ -87,6 +86,9 @@ class ExecutorContract(Contract):
 
     `model.dtype=float32` is needed: in a coarser type a token may depend on its batch mates.
     """
+
+    _kind = "executor"
+    _choice = "executor=NAME"
 
     def test_rows_keep_their_order(self) -> None:
         """`executor.row_order`: a prompt gets the tokens in a batch that it gets alone."""
@@ -165,8 +167,9 @@ class ExecutorContract(Contract):
             rig.close()
 
     def _rig(self, *overrides: str) -> Rig:
+        loaded = self.load(*overrides)
         with no_errors("executor.starts"):
-            self._rigs.append(Rig(self, *overrides))
+            self._rigs.append(Rig(loaded))
         return self._rigs[-1]
 
     def _check_results(self, rig: Rig) -> None:

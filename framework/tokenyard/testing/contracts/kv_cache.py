@@ -31,6 +31,9 @@ class KVCacheManagerContract(Contract):
     `shares_prefixes = False` for a manager that never finds anything, as with `kv_cache.enable_prefix_caching=false`.
     """
 
+    _kind = "kv_cache"
+    _choice = "kv_cache=NAME"
+
     group_windows: Sequence[int | None] = (None,)
     shares_prefixes: bool = True
 

@@ -13,6 +13,9 @@ from tokenyard.testing.errors import ContractViolation
 class ObserverContract(Contract):
     """Set `overrides = ["observers=[NAME]"]`, or with options `["observers=[{name: NAME, OPTION: VALUE}]"]`."""
 
+    _kind = "observer"
+    _choice = "observers=[NAME]"
+
     def test_it_changes_nothing(self) -> None:
         """`observer.changes_nothing`: steps, tokens and ends are those of an engine without it."""
         self._compare()

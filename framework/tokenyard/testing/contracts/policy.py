@@ -30,6 +30,9 @@ class PolicyContract(Contract):
     `policy.bounded_waiting`. `patience` and `seconds_per_step` say how long a request may wait at most in that test.
     """
 
+    _kind = "policy"
+    _choice = "scheduler=NAME"
+
     patience: int = 600  # steps
     seconds_per_step: float = 10.0
 

@@ -27,6 +27,9 @@ _SMALL = Shape(max_num_seqs=2, max_num_batched_tokens=8, num_blocks=8, block_siz
 class SchedulerContract(Contract):
     """Set `overrides = ["scheduler=NAME"]`; a scheduler that takes a policy is run with the policy that this names."""
 
+    _kind = "scheduler"
+    _choice = "scheduler=NAME"
+
     def test_every_request_ends_exactly_once(self) -> None:
         """`scheduler.sound`: under any trace the engine rules hold: budget, slots, blocks, tokens, ends, progress."""
         loaded = self.load()

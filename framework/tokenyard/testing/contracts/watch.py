@@ -18,17 +18,11 @@ from tokenyard.scheduler.policy_calls import overridden
 if TYPE_CHECKING:
     from tokenyard.interfaces.policy import SchedulingPolicy
 
+_NAMES = ("time", "monotonic", "perf_counter", "process_time", "thread_time", "clock_gettime")
 _CLOCKS = frozenset(
-    {
-        time.time,
-        time.time_ns,
-        time.monotonic,
-        time.monotonic_ns,
-        time.perf_counter,
-        time.perf_counter_ns,
-        time.process_time,
-        time.sleep,
-    }
+    getattr(time, name)
+    for name in ("sleep", *_NAMES, *(f"{name}_ns" for name in _NAMES))
+    if hasattr(time, name)  # not every system has each of them
 )
 _DATES = (datetime.datetime, datetime.date)
 _SHARED_RANDOM = random.getrandbits.__self__  # type: ignore[attr-defined]  # the generator behind the module's functions
