@@ -93,7 +93,7 @@ class ScriptedEngine:
                 prompt_token_ids=np.array(ids, dtype=np.int32),
                 params=params,
                 arrival_time=arrival,
-                stop_token_ids=() if params.ignore_eos else (EOS,),
+                stop_token_ids=(*(() if params.ignore_eos else (EOS,)), *(params.stop_token_ids or ())),
                 eos_token_ids=(EOS,),
                 priority=priority,
                 deadline=deadline,

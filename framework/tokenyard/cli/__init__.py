@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from types import ModuleType
 
 from tokenyard.cli.terminal import prepare_streams, say
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     prepare_streams()
     share_cores(os.environ)
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr)
-    code = run(sys.argv[1:] if arguments is None else arguments)
+    code = run(sys.argv[1:] if arguments is None else arguments, on_interrupt=ignore_interrupts)
     ignore_interrupts()
     sys.exit(code)
 
@@ -56,8 +56,11 @@ def share_cores(environment: MutableMapping[str, str]) -> None:
         environment.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run a command; returns its exit code. Errors made on purpose are one line on stderr."""
+def run(arguments: Sequence[str], on_interrupt: Callable[[], None] = lambda: None) -> int:
+    """Run a command; returns its exit code. Errors made on purpose are one line on stderr.
+
+    `on_interrupt` is called first thing after Ctrl-C: whoever forwards one often sends two.
+    """
     try:
         code = _dispatch(list(arguments))
         if sys.stdout is not None:
@@ -67,7 +70,7 @@ def run(arguments: Sequence[str]) -> int:
         say(f"error: {' '.join(str(error).splitlines())}")  # a plugin's or a library's message may have several lines
         return error.exit_code
     except KeyboardInterrupt:
-        ignore_interrupts()  # whoever forwards one Ctrl-C often sends two
+        on_interrupt()
         say("interrupted")
         return 130
     except BrokenPipeError:

@@ -199,9 +199,9 @@ def _where(error: BaseException | None) -> str:
     """The method of a part that an error came out of, the innermost one: it may be a plugin's."""
     found, traceback = "", None if error is None else error.__traceback__
     while traceback is not None:
-        owner = traceback.tb_frame.f_locals.get("self")
-        if isinstance(owner, Scheduler | KVCacheManager | Executor):
-            found = f"{type(owner).__name__}.{traceback.tb_frame.f_code.co_name}"
+        owner, method = traceback.tb_frame.f_locals.get("self"), traceback.tb_frame.f_code.co_name
+        if isinstance(owner, Scheduler | KVCacheManager | Executor) and not method.startswith("_"):
+            found = f"{type(owner).__name__}.{method}"
         traceback = traceback.tb_next
     return found
 

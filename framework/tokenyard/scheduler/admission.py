@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from tokenyard.scheduler.waiting import WaitingQueue
 
 
+_MOST_DEFERRED = 128  # in a step in which somebody runs: a policy is not asked about a whole long line each time
+
+
 class Admission:
     """The first request that does not fit ends the admission of a step: nobody overtakes it.
 
@@ -83,7 +86,7 @@ class Admission:
         if blocked is not None or not self._waiting or (self.is_paused and not self._waiting.num_started):
             return []
         admitted: list[Request] = []
-        while (request := self._next()) is not None:
+        while (full := self._full(left)) is None and (request := self._next()) is not None:
             count = self._try(request, left)
             if not isinstance(count, WaitReason):
                 admitted.append(request)
@@ -93,6 +96,7 @@ class Admission:
             else:
                 self._reason = count
                 break
+        self._reason = self._reason or full
         self._end_deferral()
         self._waiting.take_back()
         return admitted
@@ -112,9 +116,17 @@ class Admission:
             is_first &= reason is WaitReason.DEFERRED
             yield request.snapshot(reason, detail)
 
+    def _full(self, left: int) -> WaitReason | None:
+        """Why nobody can enter, whoever it is: then the policy is not asked either."""
+        if len(self._running) >= self._max_num_seqs:
+            return WaitReason.MAX_NUM_SEQS
+        return WaitReason.TOKEN_BUDGET if left <= 0 else None
+
     def _next(self) -> Request | None:
         """The next candidate; those that the policy defers, or that a pause holds back, are set aside."""
         while (request := self._waiting.peek()) is not None:
+            if len(self._deferred) >= _MOST_DEFERRED and len(self._running):
+                return None
             if self.is_paused and request.status is RequestStatus.WAITING:
                 self._waiting.set_aside()
                 continue
@@ -130,10 +142,6 @@ class Admission:
 
     def _try(self, request: Request, left: int) -> int | WaitReason:
         """Admit one request; the tokens that it gets in this step, or why it has to wait."""
-        if len(self._running) >= self._max_num_seqs:
-            return WaitReason.MAX_NUM_SEQS
-        if left <= 0:
-            return WaitReason.TOKEN_BUDGET
         if self._running.is_landing(request.request_id):
             # Blocks are held by id: these are of its own earlier stay, with tokens that it does not know yet, or of an
             # ended request that had the same one.

@@ -56,7 +56,8 @@ class BatchScheduler(Scheduler):
         self._limits = _limits(context)
         self._requests: dict[str, Request] = {}
         self._policy = PolicyCalls(context.policy or SchedulingPolicy(), self.decision_points, name)
-        self._table = SlotTable(config.max_num_seqs, context.max_model_len)
+        # Twice as many as may run: those whose last step is in flight keep theirs. What is not used costs no memory.
+        self._table = SlotTable(2 * config.max_num_seqs, context.max_model_len)
         self._steps = StepBuilder(self._table)
         self._waiting = WaitingQueue()
         self._running = RunningBatch(self._table, self._kv, self._steps)
@@ -103,7 +104,7 @@ class BatchScheduler(Scheduler):
 
     def add_request(self, request: EngineCoreRequest) -> None:
         record = Request(request, self._limits.total_length(request), self._limits.min_tokens(request))
-        if request.request_id in self._requests:
+        if request.request_id in self._requests or any(end.request_id == request.request_id for end in self._ended):
             raise ValidationError(
                 f"request id '{request.request_id}' is in use; give each live request an id of its own",
                 parameter="request_id",
@@ -196,8 +197,10 @@ class BatchScheduler(Scheduler):
         if self._policy.wants_steps:
             self._policy.on_step(self._step_outcomes(output, taken, landed, {end.request_id for end in ends}))
         self._end([self._requests[end.request_id] for end in ends], [end.reason for end in ends])
+        for row, request in landed.preempted:
+            request.attain(int(output.num_scheduled_tokens[row]))
         if is_odd:
-            self._restart_odd(output, result)
+            self._restart_odd(output, result, landed)
         return EngineCoreOutputs(
             request_ids=taken.request_ids,
             num_tokens=taken.num_tokens,
@@ -293,8 +296,11 @@ class BatchScheduler(Scheduler):
                 table.service_before[slot] += 1
                 table.num_computed[slot] -= 1
 
-    def _restart_odd(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
+    def _restart_odd(self, output: SchedulerOutput, result: ModelRunnerOutput, landed: Landed) -> None:
         """What is in flight builds on one token, the next: where there was none, or several, it is worth nothing."""
+        for row, _ in landed.preempted:
+            if output.samples[row] and result.num_sampled[row] != 1:
+                self._running.drop_steps(int(output.slots[row]))
         for slot in output.slots[output.samples & (result.num_sampled != 1)].tolist():
             request = self._table.requests[slot]
             if request is not None and self._table.in_flight[slot, STEPS]:

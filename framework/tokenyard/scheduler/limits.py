@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from tokenyard.request import EngineCoreRequest
 
+MAX_STOP_IDS = 256  # each sampled token is compared with as many as the request in the batch that has most
 MAX_PRIORITY = 2**53  # a policy may compute with it in floating point
 
 
@@ -82,6 +83,12 @@ class Limits:
             )
 
     def _check_stop_ids(self, stop_ids: tuple[int, ...]) -> None:
+        if len(stop_ids) > MAX_STOP_IDS:
+            raise ValidationError(
+                f"stop_token_ids: {len(stop_ids)}, the model's own included; at most {MAX_STOP_IDS} are allowed",
+                parameter="stop_token_ids",
+                value=len(stop_ids),
+            )
         for token_id in stop_ids:
             if not 0 <= token_id < self.vocab_size:
                 raise ValidationError(

@@ -174,6 +174,10 @@ class Request:
         self._table.token_ids[self.slot, known : known + len(token_ids)] = token_ids
         self._table.num_tokens[self.slot] += len(token_ids)
 
+    def attain(self, num_tokens: int) -> None:
+        """Tokens were computed by a step that was in flight when the request left the table."""
+        self._attained_service += num_tokens
+
     def leave(self, status: RequestStatus) -> None:
         """Take the tokens out of the table."""
         self._tokens = self.token_ids.copy()

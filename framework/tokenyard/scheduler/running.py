@@ -105,6 +105,11 @@ class RunningBatch:
             self._kv.free(request)
             self._table.release(slot)
 
+    def drop_steps(self, slot: int) -> None:
+        """What is still in flight for a request that has left this slot is of no use."""
+        if slot in self._landing:
+            self._dropped.add(slot)
+
     def land(self, output: SchedulerOutput) -> Landed:
         """A step has come back."""
         table, slots = self._table, output.slots

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from typing import TYPE_CHECKING, TypeAlias
 
 from tokenyard.errors import PluginError
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 _Rank: TypeAlias = tuple[int, object, float, str]
 
+_MOST_STALE = 64  # entries of removed requests that are kept whatever the number of live ones
+
 
 class WaitingQueue:
     """A heap on (front first, key, arrival, id); removal marks an entry, which is dropped when it surfaces."""
@@ -22,6 +25,7 @@ class WaitingQueue:
     def __init__(self) -> None:
         self._heap: list[tuple[_Rank, int]] = []
         self._entries: dict[int, Request] = {}  # entry number -> request
+        self._ranks: dict[int, _Rank] = {}  # of the same entries
         self._numbers: dict[str, int] = {}  # request id -> its live entry number
         self._next_number = 0
         self._aside: list[tuple[_Rank, int]] = []
@@ -75,23 +79,32 @@ class WaitingQueue:
         """Take a request out, wherever it stands; None when it does not wait."""
         self._started.discard(request_id)
         number = self._numbers.pop(request_id, None)
-        return None if number is None else self._entries.pop(number)
+        if number is None:
+            return None
+        del self._ranks[number]
+        if len(self._heap) > 2 * len(self._ranks) + _MOST_STALE and not self._aside:
+            self._rebuild()
+        return self._entries.pop(number)
 
     def _insert(self, request: Request, rank: _Rank) -> None:
-        if rank[1] != rank[1]:
+        if isinstance(rank[1], float) and math.isnan(rank[1]):
             raise PluginError("the scheduling policy's key is not a number (nan), which has no place in any order")
         number = self._next_number
         try:
             heapq.heappush(self._heap, (rank, number))
-        except TypeError as error:
-            self._heap = [entry for entry in self._heap if entry[1] != number]
-            heapq.heapify(self._heap)
+        except Exception as error:
+            self._rebuild()  # a push that fails half-way leaves the heap in disorder
             raise PluginError(
-                f"the scheduling policy's key {rank[1]!r} cannot be compared with its other keys ({error}); "
-                "a policy's keys must all be of one comparable type"
+                f"the scheduling policy's key {rank[1]!r} cannot be compared with its other keys "
+                f"({type(error).__name__}: {error}); a policy's keys must all be of one comparable type"
             ) from error
         self._next_number += 1
-        self._entries[number] = request
+        self._entries[number], self._ranks[number] = request, rank
         self._numbers[request.request_id] = number
         if request.status is RequestStatus.PREEMPTED:
             self._started.add(request.request_id)
+
+    def _rebuild(self) -> None:
+        """The live entries alone."""
+        self._heap = [(rank, number) for number, rank in self._ranks.items()]
+        heapq.heapify(self._heap)

@@ -168,7 +168,11 @@ def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [
-        (RuntimeError("device lost"), 3, "error: the engine stopped on an error (RuntimeError: device lost); "),
+        (
+            RuntimeError("device lost"),
+            3,
+            "error: the engine stopped on an error in InProcessExecutor.sample_tokens (RuntimeError: device lost); ",
+        ),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
     ids=["error", "ctrl-c"],

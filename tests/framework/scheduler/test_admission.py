@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 from scripted_engine import ScriptedEngine
-from tokenyard.errors import PluginError
+from tokenyard.errors import PluginError, ValidationError
 from tokenyard.interfaces import (
     AdmitDecision,
     Allocation,
@@ -224,4 +224,60 @@ def test_a_key_that_is_not_a_number_is_refused() -> None:
     engine = ScriptedEngine(policy=Wrong())
     with pytest.raises(PluginError, match="nan"):
         engine.add("a", 8)
+    assert not engine.scheduler.has_requests()
+
+
+class Counting(Choosy):
+    """Counts how often it is asked."""
+
+    num_asked = 0
+
+    def admit(self, request: RequestView, view: SchedulerView) -> AdmitDecision:
+        self.num_asked += 1
+        return super().admit(request, view)
+
+
+def test_a_policy_is_not_asked_when_nobody_can_enter() -> None:
+    policy = Counting()
+    engine = ScriptedEngine(policy=policy, max_num_seqs=1)
+    for number in range(50):
+        engine.add(f"r{number}", 8)
+    engine.step()
+    policy.num_asked = 0
+    engine.step()
+    assert policy.num_asked == 0
+
+
+def test_a_policy_is_not_asked_about_a_whole_long_line_in_each_step() -> None:
+    policy = Counting()
+    engine = ScriptedEngine(policy=policy, max_num_seqs=2)
+    engine.add("runs", 8, max_tokens=50)
+    engine.step()
+    policy.deferred = {f"r{number}" for number in range(1000)}
+    for number in range(1000):
+        engine.add(f"r{number}", 8, arrival=1.0 + number)
+    policy.num_asked = 0
+    engine.step()
+    assert 100 < policy.num_asked < 200
+    policy.deferred = set()
+    engine.run()
+    engine.check_idle()
+
+
+def test_an_id_whose_end_was_not_told_yet_is_still_in_use() -> None:
+    policy = Choosy(rejected=["a"])
+    engine = ScriptedEngine(policy=policy)
+    engine.add("a", 8)
+    policy.rejected = set()
+    with pytest.raises(ValidationError, match="in use"):
+        engine.add("a", 8)
+    engine.scheduler.take_finished()
+    engine.add("a", 8)
+    engine.finish("a")
+
+
+def test_a_request_with_very_many_stop_tokens_is_refused() -> None:
+    engine = ScriptedEngine()
+    with pytest.raises(ValidationError, match="at most 256"):
+        engine.add("a", 8, stop_token_ids=list(range(10, 400)))
     assert not engine.scheduler.has_requests()

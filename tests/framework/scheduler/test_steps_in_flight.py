@@ -226,3 +226,70 @@ def test_a_key_that_cannot_be_compared_leaves_no_trace_in_the_line() -> None:
     for number in (1, 7, 3, 5, 0, 8):
         line.push(record(engine, f"r{number}"), number)
     assert [request.request_id for request in line] == [f"r{number}" for number in range(9)]
+
+
+@pytest.mark.parametrize("sampled", [[], [10, 11]])
+def test_a_preempted_request_drops_what_builds_on_a_token_that_it_did_not_get(sampled: list[int]) -> None:
+    engine = tight()
+    in_flight: deque[SchedulerOutput] = deque()
+    while not engine.scheduler.stats().num_preemptions:
+        in_flight.append(schedule(engine))
+        if len(in_flight) == 3 and not engine.scheduler.stats().num_preemptions:
+            engine.update(in_flight.popleft())
+    had = list(engine.tokens["b"])
+    # To the worker the slot has no owner any more.
+    engine.update(in_flight.popleft(), {"gone": sampled})
+    engine.update(in_flight.popleft(), {"gone": [99]})
+    assert engine.tokens["b"] == [*had, *sampled]
+    while in_flight:
+        engine.update(in_flight.popleft())
+    engine.run()
+    assert len(engine.tokens["b"]) == 12
+    engine.check_idle()
+
+
+def test_attained_service_counts_a_step_that_landed_after_a_preemption() -> None:
+    policy = Recorder()
+    engine = tight(policy=policy)
+    in_flight = until_preemption(engine)
+    while in_flight:
+        engine.update(in_flight.popleft())
+    engine.run()
+    for name in "ab":
+        assert policy.service[name] == sum(one.num_computed_tokens for one in policy.told(name))
+
+
+class Moody:
+    """A key that raises what it likes when it is compared."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __lt__(self, other: Moody) -> bool:
+        if 7 in (self.value, other.value):
+            raise KeyError("bad day")
+        return self.value < other.value
+
+
+def test_a_key_that_raises_leaves_the_line_in_order() -> None:
+    engine, line = ScriptedEngine(), WaitingQueue()
+    for number in (5, 3, 6, 4):
+        line.push(record(engine, f"r{number}"), Moody(number))
+    with pytest.raises(PluginError, match="KeyError: 'bad day'"):
+        line.push(record(engine, "r7"), Moody(7))
+    for number in (2, 1):
+        line.push(record(engine, f"r{number}"), Moody(number))
+    order = []
+    while (first := line.peek()) is not None:
+        order.append(first.request_id)
+        line.remove(first.request_id)
+    assert order == [f"r{number}" for number in range(1, 7)]
+
+
+def test_requests_that_left_a_line_do_not_pile_up_in_it() -> None:
+    engine, line = ScriptedEngine(), WaitingQueue()
+    line.push(record(engine, "first"), 0)
+    for number in range(1000):
+        line.push(record(engine, f"r{number}"), 1)
+        line.remove(f"r{number}")
+    assert len(line._heap) < 200
