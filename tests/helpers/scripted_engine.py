@@ -111,12 +111,14 @@ class ScriptedEngine:
         self,
         output: SchedulerOutput,
         script: Mapping[str, Sequence[int]] | Callable[[str], Sequence[int]] | None = None,
+        errors: Mapping[str, str] | None = None,
     ) -> EngineCoreOutputs:
         rows = [self._sampled(output, row, script) for row in range(output.num_rows)]
         result = ModelRunnerOutput(
             step=output.step,
             num_sampled=np.array([len(row) for row in rows], dtype=np.int32),
             token_ids=np.array([token for row in rows for token in row], dtype=np.int32),
+            errors=errors or {},
         )
         outputs = self.scheduler.update_from_output(output, result)
         self._take(outputs)

@@ -8,9 +8,20 @@ from collections.abc import Sequence
 import pytest
 from scripted_engine import ScriptedEngine
 from tokenyard.errors import PluginError
-from tokenyard.interfaces import SchedulerView, SchedulingPolicy, StepOutcome, WaitReason
+from tokenyard.interfaces import (
+    Allocation,
+    Hit,
+    KVRequest,
+    RequestView,
+    SchedulerView,
+    SchedulingPolicy,
+    StepOutcome,
+    WaitReason,
+)
+from tokenyard.kv_cache import PagedKVCacheManager
 from tokenyard.request import FinishReason
 from tokenyard.scheduler.request_state import Request, RequestStatus
+from tokenyard.scheduler.slots import SlotTable
 from tokenyard.scheduler.waiting import WaitingQueue
 from tokenyard.scheduler_output import SchedulerOutput
 
@@ -293,3 +304,63 @@ def test_requests_that_left_a_line_do_not_pile_up_in_it() -> None:
         line.push(record(engine, f"r{number}"), 1)
         line.remove(f"r{number}")
     assert len(line._heap) < 200
+
+
+def test_a_request_that_fails_in_flight_ends_though_it_waits_again() -> None:
+    engine = tight()
+    in_flight = until_preemption(engine)
+    engine.update(in_flight.popleft(), errors={"b": "not finite"})
+    assert (engine.ended["b"].reason, engine.ended["b"].error) == (FinishReason.ERROR, "not finite")
+    while in_flight:
+        engine.update(in_flight.popleft())
+    engine.run()
+    engine.check_idle()
+
+
+def test_a_row_that_fails_at_its_last_token_ends_once_and_with_the_error() -> None:
+    engine = ScriptedEngine()
+    engine.add("a", 6, max_tokens=1)
+    outputs = engine.update(schedule(engine), errors={"a": "not finite"})
+    assert [end.reason for end in outputs.finished] == [FinishReason.ERROR]
+    engine.check_idle()
+
+
+def test_a_table_that_grows_has_no_stop_tokens_in_its_new_rows() -> None:
+    table = SlotTable(1, 16)
+    table._grow()
+    assert (table.stop_ids < 0).all()
+
+
+class Counted(PagedKVCacheManager):
+    """Counts calls: the step loop makes them at block edges alone."""
+
+    num_allocates = num_commits = 0
+
+    def allocate(
+        self, request: KVRequest, num_tokens: int, hit: Hit | None = None, num_lookahead: int = 0
+    ) -> Allocation | None:
+        self.num_allocates += 1
+        return super().allocate(request, num_tokens, hit, num_lookahead)
+
+    def commit(self, request: KVRequest, num_computed_tokens: int) -> None:
+        self.num_commits += 1
+        super().commit(request, num_computed_tokens)
+
+
+def test_the_manager_is_called_at_block_edges_alone() -> None:
+    kv = Counted(num_blocks=50, block_size=4)
+    engine = ScriptedEngine(kv=kv, block_size=4, prefix_caching=True)
+    engine.add("a", 6, max_tokens=21)  # 26 tokens with K/V: seven blocks, six of them full
+    engine.run()
+    assert (kv.num_allocates, kv.num_commits) == (1 + 5, 6)
+
+
+def test_a_policy_cannot_end_the_process() -> None:
+    class Quits(SchedulingPolicy):
+        def waiting_key(self, request: RequestView, view: SchedulerView) -> object:
+            raise SystemExit(3)
+
+    engine = ScriptedEngine(policy=Quits())
+    with pytest.raises(PluginError, match="Quits failed in waiting_key: SystemExit: 3"):
+        engine.add("a", 6)
+    assert not engine.scheduler.has_requests()
