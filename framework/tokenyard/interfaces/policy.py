@@ -168,7 +168,10 @@ class SchedulingPolicy:
     # Decision points
 
     def admit(self, request: RequestView, view: SchedulerView) -> AdmitDecision:
-        """Whether to take `request`: asked once at arrival, and again each time it is first in line."""
+        """Whether to take `request`: asked once at arrival, and again each time it is first in line and may enter.
+
+        In a step in which nobody may (the batch or the budget is full) nobody is asked about.
+        """
         return AdmitDecision.accept()
 
     def waiting_key(self, request: RequestView, view: SchedulerView) -> object:

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from tokenyard.scheduler.waiting import WaitingQueue
 
 
-_MOST_DEFERRED = 128  # in a step in which somebody runs: a policy is not asked about a whole long line each time
-
-
 class Admission:
     """The first request that does not fit ends the admission of a step: nobody overtakes it.
 
@@ -125,8 +122,6 @@ class Admission:
     def _next(self) -> Request | None:
         """The next candidate; those that the policy defers, or that a pause holds back, are set aside."""
         while (request := self._waiting.peek()) is not None:
-            if len(self._deferred) >= _MOST_DEFERRED and len(self._running):
-                return None
             if self.is_paused and request.status is RequestStatus.WAITING:
                 self._waiting.set_aside()
                 continue

@@ -333,12 +333,12 @@ class BatchScheduler(Scheduler):
     def _fail(self, request: Request, error: str) -> None:
         """End a request that can never run, or that the policy refuses."""
         logger.warning("request %s ends with an error: %s", request.request_id, error)
+        self._end([request], [FinishReason.ERROR])  # first: when the policy fails here, `add_request` leaves no trace
         self._ended.append(
             FinishedRequest(
                 request_id=request.request_id, reason=FinishReason.ERROR, error=error, client_id=request.client_id
             )
         )
-        self._end([request], [FinishReason.ERROR])
 
     def _end(self, requests: Sequence[Request], reasons: Sequence[FinishReason]) -> None:
         for request in requests:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class Deadlines:
 
     def add(self, request: Request) -> None:
         """Watch a request, if it has a deadline."""
-        if request.deadline is None:
+        if request.deadline is None or request.deadline == math.inf:
             return
         if len(self._heap) > 2 * len(self._alive) + _MOST_STALE:
             self._heap = [entry for entry in self._heap if self._is_alive(entry[2])]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from typing import TYPE_CHECKING
 
 from tokenyard.errors import PluginError, TokenyardError
@@ -127,7 +128,9 @@ class PolicyCalls:
         if "wake_at" not in self._own:
             return None
         moment = self._ask("wake_at")
-        if moment is None or (isinstance(moment, int | float) and moment == moment):
+        if moment is None or moment == math.inf:
+            return None
+        if isinstance(moment, int | float) and not math.isnan(moment):
             return moment
         raise PluginError(
             f"scheduling policy {self.name} returned {moment!r} from wake_at; it must be a time on the engine's clock, "

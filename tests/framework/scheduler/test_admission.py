@@ -248,22 +248,40 @@ def test_a_policy_is_not_asked_when_nobody_can_enter() -> None:
     assert policy.num_asked == 0
 
 
-def test_a_policy_is_not_asked_about_a_whole_long_line_in_each_step() -> None:
-    policy = Counting()
-    engine = ScriptedEngine(policy=policy, max_num_seqs=2)
+def test_whoever_is_not_deferred_enters_however_many_are_before_it() -> None:
+    policy = Choosy(deferred=[f"r{number}" for number in range(300)])
+    engine = ScriptedEngine(policy=policy, num_blocks=50)
     engine.add("runs", 8, max_tokens=50)
     engine.step()
-    policy.deferred = {f"r{number}" for number in range(1000)}
-    for number in range(1000):
+    for number in range(301):
         engine.add(f"r{number}", 8, arrival=1.0 + number)
-    policy.num_asked = 0
     engine.step()
-    assert 100 < policy.num_asked < 200
-    policy.deferred = set()
-    engine.step()
-    assert running(engine) == ["runs", "r0"]  # nobody has lost a place
-    engine.finish("runs", *(f"r{number}" for number in range(1000)))
+    assert running(engine) == ["runs", "r300"]
+    engine.finish("runs", *(f"r{number}" for number in range(301)))
     engine.check_idle()
+
+
+def test_a_policy_that_fails_at_a_rejection_leaves_no_trace_of_the_request() -> None:
+    class Fails(Choosy):
+        def on_finish(self, requests, reasons, view):  # type: ignore[no-untyped-def]
+            raise ValueError("boom")
+
+    engine = ScriptedEngine(policy=Fails(rejected=["a"]))
+    with pytest.raises(PluginError, match="Fails failed in on_finish"):
+        engine.add("a", 8)
+    assert not engine.scheduler.has_requests()
+    assert engine.scheduler.take_finished() == []
+
+
+def test_a_time_without_end_is_no_time() -> None:
+    class Never(Choosy):
+        def wake_at(self, view: SchedulerView) -> float | None:
+            return float("inf")
+
+    engine = ScriptedEngine(policy=Never())
+    engine.add("a", 8, deadline=float("inf"))
+    assert engine.scheduler.wake_at() is None
+    engine.finish("a")
 
 
 def test_an_id_whose_end_was_not_told_yet_is_still_in_use() -> None:
