@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -67,3 +67,17 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
         file = getattr(sys.modules[name], "__file__", None)
         if file and PACKAGES in Path(file).parents:
             del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def window_model(tmp_path_factory: pytest.TempPathFactory, tiny_llama_dir: Path) -> Callable[[str], Path]:
+    """Writes a model of a family of `window_models` once."""
+    import window_models  # imports torch and transformers, which few tests need
+
+    root = tmp_path_factory.mktemp("windows")
+
+    def get(family: str) -> Path:
+        folder = root / family
+        return folder if folder.exists() else window_models.write_window_model(folder, family, tiny_llama_dir)
+
+    return get

@@ -22,18 +22,6 @@ PROMPTS = [
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 
 
-@pytest.fixture(scope="module")
-def window_model(tmp_path_factory: pytest.TempPathFactory, tiny_llama_dir: Path) -> Callable[[str], Path]:
-    """Writes a model of a family once."""
-    root = tmp_path_factory.mktemp("windows")
-
-    def get(family: str) -> Path:
-        folder = root / family
-        return folder if folder.exists() else window_models.write_window_model(folder, family, tiny_llama_dir)
-
-    return get
-
-
 def check_idle(llm: LLM) -> None:
     stats = llm.engine.core.stats()
     assert not llm.engine.core.has_requests()

@@ -78,16 +78,13 @@ class SlotTable:
 
     def release(self, index: int) -> None:
         """The slot may be given to another request."""
-        self.in_flight[index] = 0
         self._free.append(index)
 
     def _set_stop_ids(self, index: int, stop_ids: tuple[int, ...]) -> None:
         if len(stop_ids) > self.stop_ids.shape[1]:
             extra = len(stop_ids) - self.stop_ids.shape[1]
             self.stop_ids = np.pad(self.stop_ids, ((0, 0), (0, extra)), constant_values=_NO_TOKEN)
-        if stop_ids:
-            self.stop_ids[index] = _NO_TOKEN
-            self.stop_ids[index, : len(stop_ids)] = stop_ids
+        self.stop_ids[index, : len(stop_ids)] = stop_ids  # the rest of the row is clear: `detach` saw to it
 
     def _grow(self) -> None:
         """Double the capacity: slots whose last step is in flight are not free, so more may be needed than may run."""

@@ -34,9 +34,6 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._numbers
-
     def __iter__(self) -> Iterator[Request]:
         """In admission order; for reports and tests, not for the step loop."""
         for _, number in sorted((*self._heap, *self._aside)):
@@ -75,16 +72,15 @@ class WaitingQueue:
             heapq.heappush(self._heap, entry)
         self._aside.clear()
 
-    def remove(self, request_id: str) -> Request | None:
-        """Take a request out, wherever it stands; None when it does not wait."""
+    def remove(self, request_id: str) -> None:
+        """Take a request out, wherever it stands; one that does not wait is no error."""
         self._started.discard(request_id)
         number = self._numbers.pop(request_id, None)
         if number is None:
-            return None
-        del self._ranks[number]
+            return
+        del self._entries[number], self._ranks[number]
         if len(self._heap) > 2 * len(self._ranks) + _MOST_STALE and not self._aside:
             self._rebuild()
-        return self._entries.pop(number)
 
     def _insert(self, request: Request, rank: _Rank) -> None:
         if isinstance(rank[1], float) and math.isnan(rank[1]):

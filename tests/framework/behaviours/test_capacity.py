@@ -14,6 +14,12 @@ from tokenyard.testing import EngineHarness
 MakeHarness = Callable[..., EngineHarness]
 
 LOOPS = pytest.mark.parametrize("loop", ["sync", "overlap"])
+CACHED_32 = [
+    "kv_cache.enable_prefix_caching=true",
+    "kv_cache.num_blocks=8",
+    "kv_cache.block_size=4",
+    "model.max_model_len=32",
+]
 POOL_128 = ["kv_cache.num_blocks=8", "kv_cache.block_size=16", "model.max_model_len=512"]
 
 
@@ -73,13 +79,7 @@ def test_sch_08_a_long_prompt_leaves_room_only_under_a_chunk_cap(
 
 @LOOPS
 def test_sch_09_a_hit_of_a_failed_admission_is_looked_up_anew(harness: MakeHarness, loop: str) -> None:
-    engine = harness(
-        "kv_cache.enable_prefix_caching=true",
-        "kv_cache.num_blocks=8",
-        "kv_cache.block_size=4",
-        "model.max_model_len=32",
-        f"engine={loop}",
-    )
+    engine = harness(*CACHED_32, f"engine={loop}")
     seed = list(range(100, 116))
     engine.add(seed, max_tokens=1)
     engine.run()
@@ -169,13 +169,7 @@ def test_kv_07_blocks_are_taken_exactly_at_block_edges(harness: MakeHarness, loo
 
 @LOOPS
 def test_kv_09_hits_count_once_however_often_an_admission_failed(harness: MakeHarness, loop: str) -> None:
-    engine = harness(
-        "kv_cache.enable_prefix_caching=true",
-        "kv_cache.num_blocks=8",
-        "kv_cache.block_size=4",
-        "model.max_model_len=32",
-        f"engine={loop}",
-    )
+    engine = harness(*CACHED_32, f"engine={loop}")
     engine.add(list(range(100, 109)), max_tokens=1)
     engine.run()
     filler = engine.add(list(range(300, 324)), max_tokens=6)

@@ -364,3 +364,18 @@ def test_a_policy_cannot_end_the_process() -> None:
     with pytest.raises(PluginError, match="Quits failed in waiting_key: SystemExit: 3"):
         engine.add("a", 6)
     assert not engine.scheduler.has_requests()
+
+
+def test_a_slot_keeps_no_stop_tokens_of_its_last_owner() -> None:
+    engine = ScriptedEngine(max_num_seqs=2)
+    engine.add("stops", 6, max_tokens=9, stop_token_ids=[42])
+    engine.step()
+    engine.finish("stops")
+    engine.add("goes on", 6, max_tokens=9, ignore_eos=True)
+    engine.add("stops too", 6, max_tokens=9, arrival=1.0)  # so that stop tokens are looked for at all
+    engine.step()
+    engine.step({"goes on": [42]})
+    assert "goes on" not in engine.ended
+    engine.run()
+    assert len(engine.tokens["goes on"]) == 9
+    engine.check_idle()

@@ -145,18 +145,6 @@ class Loop:
                     self.num_freed += 1
 
 
-@pytest.fixture(scope="module")
-def window_model(tmp_path_factory: pytest.TempPathFactory, tiny_llama_dir: Path) -> Callable[[str], Path]:
-    """Writes a model of a family once."""
-    root = tmp_path_factory.mktemp("windows")
-
-    def get(family: str) -> Path:
-        folder = root / family
-        return folder if folder.exists() else window_models.write_window_model(folder, family, tiny_llama_dir)
-
-    return get
-
-
 @pytest.mark.parametrize("family", window_models.FAMILIES)
 @pytest.mark.parametrize(("block_size", "budget"), [(1, 100), (4, 5), (16, 100), (16, 13)])
 def test_blocks_that_left_the_window_may_hold_anything(
