@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +16,20 @@ class RequestMetrics:
     finished_time: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logprob:
+    """How likely one token was at one position, by the model's own logits."""
+
+    logprob: float  # natural logarithm; always finite
+    rank: int | None = None  # 1 = the most likely token of the vocabulary
+    decoded_token: str | None = None  # the token's text there; None with detokenize=False
+    token_bytes: bytes | None = None  # its bytes, which need not be whole characters; None with detokenize=False
+
+
+LogprobsOfPosition: TypeAlias = dict[int, Logprob]
+"""By token id: the position's own token, and the most likely ones."""
+
+
 @dataclass(slots=True, kw_only=True)
 class CompletionOutput:
     """One completion of a request."""
@@ -22,8 +37,8 @@ class CompletionOutput:
     index: int
     text: str
     token_ids: list[int]
-    cumulative_logprob: float | None = None
-    logprobs: None = None
+    cumulative_logprob: float | None = None  # of the sampled tokens; None unless logprobs were asked for
+    logprobs: list[LogprobsOfPosition] | None = None  # one for each of token_ids
     routed_experts: None = None
     finish_reason: str | None = None  # stop, length, abort, error
     stop_reason: int | str | None = None  # the stop string or token id that matched; None for EOS
@@ -42,7 +57,7 @@ class RequestOutput:
     request_id: str
     prompt: str | None  # None when the prompt was given as token ids
     prompt_token_ids: list[int]
-    prompt_logprobs: None = None
+    prompt_logprobs: list[LogprobsOfPosition | None] | None = None  # one a prompt token; the first is None
     outputs: list[CompletionOutput] = field(default_factory=list)
     finished: bool = False
     metrics: RequestMetrics | None = None

@@ -50,6 +50,7 @@ class EngineCoreRequest:
     arrival_time: float
     stop_token_ids: tuple[int, ...] = ()  # EOS ids of the model (empty under ignore_eos) plus the user's own
     eos_token_ids: tuple[int, ...] = ()  # the subset of stop_token_ids that is EOS: these give stop_reason None
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()  # params.bad_words, tokenized (since API 1.3)
     priority: int = 0  # lower = more urgent, everywhere
     client_id: str | None = None
     session_id: str | None = None

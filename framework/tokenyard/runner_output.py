@@ -15,21 +15,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logprobs:
-    """Log probabilities of N positions and the K most likely tokens of each; sparse: only rows that asked have some."""
+    """Log probabilities of N positions; sparse: only rows that asked have some.
+
+    They are those of the model's own logits, before penalties, masks and temperature. Column 0 is the position's own
+    token (the sampled one, or the prompt's); then come the most likely tokens, most likely first. A position that asked
+    for fewer than the others is padded with token id -1. All are finite: what underflows is the smallest float32.
+    """
 
     rows: IntArray  # [N] which sampled token each belongs to, as an index into the ragged token_ids
-    token_ids: IntArray  # [N, K]
-    logprobs: NDArray[np.float32]  # [N, K]
-    sampled_ranks: IntArray  # [N]
+    token_ids: IntArray  # [N, 1 + K]
+    logprobs: NDArray[np.float32]  # [N, 1 + K] natural logarithms
+    sampled_ranks: IntArray  # [N] rank of column 0 among the whole vocabulary, 1 = most likely
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptLogprobs:
-    """One chunk of a request's prompt logprobs: positions start .. start + N."""
+    """One chunk of a request's prompt logprobs: of the prompt tokens at start .. start + N.
+
+    The first prompt token has none, so `start` is at least 1. A chunk may come again after a preemption.
+    """
 
     request_id: str
     start: int
-    logprobs: Logprobs
+    logprobs: Logprobs  # its rows count from 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

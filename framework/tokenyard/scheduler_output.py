@@ -41,6 +41,7 @@ class RequestStart:
     params: SamplingParams | PoolingParams
     lora_name: str | None = None
     stop_token_ids: tuple[int, ...] = ()  # not to be sampled before params.min_tokens
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()  # sequences that must not be completed (since API 1.3)
 
 
 class BlockTableUpdate(NamedTuple):
@@ -76,7 +77,7 @@ class SchedulerOutput:
     num_draft_tokens: IntArray | None = None  # [R] speculative tokens among the scheduled; None = none
     draft_token_ids: IntArray | None = None  # [sum(num_draft_tokens)] ragged; None = the worker has them
     lora_ids: IntArray | None = None  # [R] adapter of the row, 0 = none; None = no row has one
-    wants_prompt_logprobs: BoolArray | None = None  # [R]; None = none
+    wants_prompt_logprobs: BoolArray | None = None  # [R] of the prompt tokens that the step computes; None = none
     block_table_updates: Sequence[BlockTableUpdate] = ()
     finished: Sequence[Slot] = ()  # slots that are free once this step is done
     paused: Sequence[Slot] = ()  # slots that keep their K/V but do not run

@@ -480,27 +480,27 @@ class NeedsStats(Observer):
 
 
 def policy(make: Callable[[], SchedulingPolicy]) -> Descriptor[NoOptions]:
-    return PolicyDescriptor(name="planted", api_version=(1, 2), factory=lambda options, context: make())
+    return PolicyDescriptor(name="planted", api_version=(1, 3), factory=lambda options, context: make())
 
 
 def manager(make: Callable[[int, int], KVCacheManager]) -> Descriptor[NoOptions]:
     def factory(options: NoOptions, context: KVCacheManagerContext) -> KVCacheManager:
         return make(context.num_blocks, context.config.block_size)
 
-    return KVCacheManagerDescriptor(name="planted", api_version=(1, 2), factory=factory)
+    return KVCacheManagerDescriptor(name="planted", api_version=(1, 3), factory=factory)
 
 
 def scheduler(make: Callable[[SchedulerContext], Scheduler]) -> Descriptor[NoOptions]:
-    return SchedulerDescriptor(name="planted", api_version=(1, 2), factory=lambda options, context: make(context))
+    return SchedulerDescriptor(name="planted", api_version=(1, 3), factory=lambda options, context: make(context))
 
 
 def engine(make: Callable[[EngineCoreContext], EngineCore]) -> Descriptor[NoOptions]:
-    return EngineCoreDescriptor(name="planted", api_version=(1, 2), factory=lambda options, context: make(context))
+    return EngineCoreDescriptor(name="planted", api_version=(1, 3), factory=lambda options, context: make(context))
 
 
 def executor(make: Callable[[ExecutorContext], Executor]) -> Descriptor[NoOptions]:
-    return ExecutorDescriptor(name="planted", api_version=(1, 2), factory=lambda options, context: make(context))
+    return ExecutorDescriptor(name="planted", api_version=(1, 3), factory=lambda options, context: make(context))
 
 
 def observer(make: Callable[[], Observer]) -> Descriptor[NoOptions]:
-    return ObserverDescriptor(name="planted", api_version=(1, 2), factory=lambda options, context: make())
+    return ObserverDescriptor(name="planted", api_version=(1, 3), factory=lambda options, context: make())

@@ -12,7 +12,7 @@ from tokenyard import interfaces
 from reference_sections.markdown import bullet, code, fenced, joined, table
 from reference_sections.source import MethodDoc, bases_of, doc_of, fields_of, members_of, methods_of
 
-_MODULES = ("engine_core", "scheduler", "policy", "kv_cache", "attention", "executor", "observer")
+_MODULES = ("engine_core", "scheduler", "policy", "kv_cache", "attention", "executor", "observer", "logits_processor")
 _DATA = ("request", "scheduler_output", "runner_output", "engine_outputs", "kv_events", "clock", "platform")
 
 

@@ -28,6 +28,12 @@ from tokenyard.interfaces.kv_cache import (
     KVCacheUsage,
     KVRequest,
 )
+from tokenyard.interfaces.logits_processor import (
+    LogitsProcessor,
+    LogitsProcessorContext,
+    LogitsRequest,
+    RowLogitsProcessor,
+)
 from tokenyard.interfaces.observer import Observer, ObserverContext
 from tokenyard.interfaces.policy import (
     AdmitDecision,
@@ -71,6 +77,9 @@ __all__ = [
     "KVCachePlan",
     "KVCacheUsage",
     "KVRequest",
+    "LogitsProcessor",
+    "LogitsProcessorContext",
+    "LogitsRequest",
     "Observer",
     "ObserverContext",
     "PauseMode",
@@ -80,6 +89,7 @@ __all__ = [
     "RequestSnapshot",
     "RequestStatus",
     "RequestView",
+    "RowLogitsProcessor",
     "Scheduler",
     "SchedulerContext",
     "SchedulerSnapshot",

@@ -68,6 +68,7 @@ class StepBuilder:
                 params=request.core.params,
                 lora_name=request.core.lora_name,
                 stop_token_ids=request.core.stop_token_ids,
+                bad_words_token_ids=request.core.bad_words_token_ids,
             )
         )
 

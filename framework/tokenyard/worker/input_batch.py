@@ -38,6 +38,7 @@ class SampledRequest(NamedTuple):
     params: SamplingParams
     num_prompt_tokens: int
     stop_token_ids: tuple[int, ...]  # not to be sampled before params.min_tokens output tokens
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
 
 
 class InputBatch:
@@ -120,7 +121,11 @@ class InputBatch:
             table[index, : len(block_ids)] = block_ids
             table[index, len(block_ids) :] = NULL_BLOCK  # an earlier owner's blocks are never written to
         self._requests[index] = SampledRequest(
-            start.request_id, start.params, start.num_prompt_tokens, start.stop_token_ids
+            start.request_id,
+            start.params,
+            start.num_prompt_tokens,
+            start.stop_token_ids,
+            start.bad_words_token_ids,
         )
         self.version += 1
 

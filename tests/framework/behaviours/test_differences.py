@@ -55,7 +55,7 @@ def test_equal_prompts_share_from_the_step_after_the_one_that_computes_them(harn
 
 def test_preempted_requests_wait_in_front_by_arrival_whatever_the_order_of_their_preemption() -> None:
     descriptor: PolicyDescriptor[NoOptions] = PolicyDescriptor(
-        name="oldest_gives_way", api_version=(1, 2), factory=lambda options, context: OldestGivesWay()
+        name="oldest_gives_way", api_version=(1, 3), factory=lambda options, context: OldestGivesWay()
     )
     engine = EngineHarness(
         [

@@ -135,7 +135,7 @@ def observed(router: Router) -> ObserverDescriptor[NoOptions]:
     def make(options: NoOptions, context: ObserverContext) -> Observer:
         return router
 
-    return ObserverDescriptor(name="router", api_version=(1, 2), factory=make)
+    return ObserverDescriptor(name="router", api_version=(1, 3), factory=make)
 
 
 @LOOPS

@@ -37,7 +37,7 @@ def make_broken(options: NoOptions, context: KVCacheManagerContext) -> KVCacheMa
 
 @pytest.mark.parametrize("loop", ["sync", "overlap"])
 def test_an_engine_that_died_names_the_part_and_method_it_died_of(loop: str) -> None:
-    descriptor = KVCacheManagerDescriptor(name="broken", api_version=(1, 2), factory=make_broken)
+    descriptor = KVCacheManagerDescriptor(name="broken", api_version=(1, 3), factory=make_broken)
     engine = EngineHarness(
         [f"engine={loop}", "kv_cache=broken", "kv_cache.num_blocks=10"], catalogue=catalogue_with(descriptor)
     )
@@ -66,7 +66,7 @@ def test_an_executor_that_fails_at_the_start_is_named(method: str, tiny_llama_di
         executor.method = method
         return executor
 
-    catalogue = catalogue_with(ExecutorDescriptor(name="broken", api_version=(1, 2), factory=make))
+    catalogue = catalogue_with(ExecutorDescriptor(name="broken", api_version=(1, 3), factory=make))
     overrides = [f"model.name={tiny_llama_dir}", "executor=broken", "kv_cache.num_blocks=8"]
     config, _ = load_engine_config(overrides, catalogue=catalogue)
     with pytest.raises(PluginError, match=f"executor 'broken' failed in {method}: ZeroDivisionError: boom"):
