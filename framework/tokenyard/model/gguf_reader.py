@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -29,6 +29,7 @@ MAX_ALIGNMENT = 2**20
 _MAX_NAME_BYTES = 2**16
 _DEFAULT_ALIGNMENT = 32
 _STRING, _ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q")
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
 
@@ -112,7 +113,7 @@ class _HeaderReader:
         if length > MAX_ARRAY_ITEMS:
             raise self._broken(f"key {key!r} is an array of {length} items; at most {MAX_ARRAY_ITEMS} are read")
         if item_type == _STRING:
-            return [self._string(MAX_STRING_BYTES) for _ in range(length)]
+            return list(self._strings(length))
         if item_type not in _SCALARS:
             raise self._broken(f"key {key!r} is an array of type {item_type}; numbers and strings are read")
         code = f"<{length}{_SCALARS[item_type]}"
@@ -168,6 +169,23 @@ class _HeaderReader:
             return self._bytes(length).decode("utf-8")
         except UnicodeDecodeError:
             raise self._broken(f"the string at byte {self._at - length} is not UTF-8") from None
+
+    def _strings(self, count: int) -> Iterator[str]:
+        """Strings in a row, as `_string` reads one: vocabularies have hundreds of thousands."""
+        data, size, unpack = self._data, self._size, _LENGTH.unpack_from
+        for _ in range(count):
+            start = self._at + _LENGTH.size
+            if start <= size:
+                (length,) = unpack(data, self._at)
+                if length <= MAX_STRING_BYTES and start + length <= size:
+                    try:
+                        text = data[start : start + length].decode("utf-8")
+                    except UnicodeDecodeError:
+                        raise self._broken(f"the string at byte {start} is not UTF-8") from None
+                    self._at = start + length
+                    yield text
+                    continue
+            yield self._string(MAX_STRING_BYTES)  # says what is wrong
 
     def _number(self, code: str) -> int | float | bool:
         (value,) = struct.unpack("<" + code, self._bytes(struct.calcsize("<" + code)))

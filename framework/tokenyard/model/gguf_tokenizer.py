@@ -1,153 +1,158 @@
-"""A tokenizer from a GGUF file's metadata: byte-level BPE, with the pre-tokenizers that are known exactly."""
+"""A tokenizer from a GGUF file's metadata: byte-level BPE, or SentencePiece's BPE with byte fallback."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from tokenyard.errors import ModelLoadError
+from tokenyard.model.gguf_metadata import Metadata
+from tokenyard.model.gguf_pretokenizers import PRE_TOKENIZERS, PreTokenizer
+from tokenyard.model.gguf_vocabulary import BYTE_LEVEL, TokenType, Vocabulary, read_vocabulary
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from pathlib import Path
 
-    from tokenyard.model.gguf_reader import GGUFHeader, GGUFValue
+    from tokenyard.model.gguf_reader import GGUFHeader
 
-_CONTROL, _USER_DEFINED = 3, 4  # token types that are never cut into pieces
-_NAMED = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-_SPLIT_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-    r"|\s+(?!\S)|\s+"
-)
-_SPLIT_QWEN2 = _SPLIT_LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
-
-
-@dataclass(frozen=True, slots=True)
-class _Style:
-    """How one value of `tokenizer.ggml.pre` cuts text before BPE."""
-
-    split: str | None = None  # None: GPT-2's own pattern
-    single_digits: bool = False
-    whole_words: bool = False  # a piece that is in the vocabulary is taken without merging
-    nfc: bool = False
-    adds_bos: bool = False  # where the file does not say
-
-
-_LLAMA3 = _Style(split=_SPLIT_LLAMA3, whole_words=True, adds_bos=True)
-_STYLES = {
-    "gpt-2": _Style(),
-    "llama-bpe": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "llama3": _LLAMA3,
-    "qwen2": _Style(split=_SPLIT_QWEN2, nfc=True),
-    "smollm": _Style(single_digits=True),
-    "starcoder": _Style(single_digits=True),
-}
+# Implied merges: what the largest vocabularies in use need several times over, and little memory.
+_MAX_MERGES, _MAX_MERGE_CHARACTERS = 2**20, 2**24
+_SPACE = "▁"  # how SentencePiece spells one
+_CONFIG_TOKENS = ("bos", "eos", "unk", "pad")
+_TEMPLATE_KEY = "tokenizer.chat_template"
+_PREFIX = "tokenizer.ggml."
 
 
 def tokenizer_from_gguf(header: GGUFHeader) -> tuple[Tokenizer, dict[str, object]]:
     """(tokenizer, content of tokenizer_config.json); ModelLoadError for a kind that cannot be rebuilt exactly."""
-    metadata = header.metadata
-    style = _style(header)
-    tokens, merges = _strings(header, "tokens"), _strings(header, "merges")
-    embedding = header.tensors.get("token_embd.weight")
-    vocabulary = {token: index for index, token in enumerate(tokens)}
-    if len(vocabulary) != len(tokens) or (embedding is not None and len(tokens) > embedding.shape[0]):
-        raise ModelLoadError(f"{header.path}: the vocabulary has a token twice, or more tokens than embeddings")
-    config = _tokenizer_config(header, tokens, style)
-    try:
-        pairs = [_pair(merge) for merge in merges]
-        tokenizer = Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=style.whole_words))
-    except Exception as error:  # the library raises bare Exception
-        raise ModelLoadError(f"{header.path}: the tokenizer's merges do not hold ({error})") from error
-    _add_pipeline(tokenizer, style, config)
-    _add_whole_tokens(tokenizer, header, tokens)
-    if isinstance(template := metadata.get("tokenizer.chat_template"), str):
-        config["chat_template"] = template
+    keys = Metadata(header)
+    vocabulary = read_vocabulary(header)
+    _refuse_unsupported(keys)
+    if vocabulary.model == BYTE_LEVEL:
+        steps = _pre_tokenizer(keys)
+        tokenizer, adds_bos = _byte_level(vocabulary, steps, keys), steps.adds_bos
+    else:
+        tokenizer, adds_bos = _sentencepiece(vocabulary, keys), True
+    _add_whole_tokens(tokenizer, vocabulary)
+    config = _tokenizer_config(keys, vocabulary, adds_bos=adds_bos)
+    _add_ends(tokenizer, vocabulary, config)
+    if keys.has(_TEMPLATE_KEY):
+        config["chat_template"] = keys.text(_TEMPLATE_KEY)
     return tokenizer, config
 
 
-def _style(header: GGUFHeader) -> _Style:
-    kind, pre = header.metadata.get("tokenizer.ggml.model"), header.metadata.get("tokenizer.ggml.pre")
-    if kind != "gpt2":
-        raise ModelLoadError(
-            f"{header.path}: tokenizer model {kind!r} is not available for GGUF files; allowed: 'gpt2' (byte-level BPE)"
-        )
-    if not isinstance(pre, str) or pre not in _STYLES:
-        raise ModelLoadError(
-            f"{header.path}: pre-tokenizer {pre!r} is not available for GGUF files; allowed: "
-            f"{', '.join(sorted(_STYLES))}. Give the model's safetensors folder instead"
-        )
-    return _STYLES[pre]
+def merges_by_score(vocabulary: Vocabulary, path: Path) -> list[tuple[str, str]]:
+    """The merges that a SentencePiece vocabulary implies, best first: every cut of a token into two tokens.
+
+    A token of a higher score is made first, and of equal scores the one of the lower id, which is the order in which
+    BPE learnt them. Control, byte and unused tokens are never made of text.
+    """
+    makes = {TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNDEFINED}
+    usable = {token: index for index, token in enumerate(vocabulary.tokens) if vocabulary.types[index] in makes}
+    merges: list[tuple[str, str]] = []
+    num_characters = 0
+    for token in sorted(usable, key=lambda token: (-vocabulary.scores[usable[token]], usable[token])):
+        for at in range(len(token) - 1, 0, -1):
+            left, right = token[:at], token[at:]
+            if left in usable and right in usable:
+                merges.append((left, right))
+                num_characters += len(token)
+        if len(merges) > _MAX_MERGES or num_characters > _MAX_MERGE_CHARACTERS:
+            raise ModelLoadError(
+                f"{path}: the vocabulary implies more than {_MAX_MERGES} merges or {_MAX_MERGE_CHARACTERS} characters "
+                "of them, which no SentencePiece model does; is the file damaged?"
+            )
+    return merges
 
 
-def _add_pipeline(tokenizer: Tokenizer, style: _Style, config: Mapping[str, object]) -> None:
-    steps: list[pre_tokenizers.PreTokenizer] = []
-    if style.single_digits:
-        steps.append(pre_tokenizers.Digits(individual_digits=True))
-    if style.split is not None:
-        steps.append(pre_tokenizers.Split(Regex(style.split), behavior="isolated"))
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=style.split is None))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+def _pre_tokenizer(keys: Metadata) -> PreTokenizer:
+    name = keys.text(f"{_PREFIX}pre", "")
+    if name not in PRE_TOKENIZERS:
+        raise keys.refuse(f"the pre-tokenizer is {name!r}" if name else "no pre-tokenizer is named", PRE_TOKENIZERS)
+    return PRE_TOKENIZERS[name]
+
+
+def _refuse_unsupported(keys: Metadata) -> None:
+    reasons = {
+        "the tokenizer has a table of normalised characters": keys.has(f"{_PREFIX}precompiled_charsmap"),
+        "the tokenizer removes extra whitespace": keys.flag(f"{_PREFIX}remove_extra_whitespaces", False),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise keys.refuse(reason)
+
+
+def _byte_level(vocabulary: Vocabulary, steps: PreTokenizer, keys: Metadata) -> Tokenizer:
+    model = models.BPE(vocabulary.ids, list(vocabulary.merges), ignore_merges=steps.whole_words)
+    tokenizer = Tokenizer(model)
+    sequence: list[pre_tokenizers.PreTokenizer] = []
+    if steps.single_digits:
+        sequence.append(pre_tokenizers.Digits(individual_digits=True))
+    sequence += [pre_tokenizers.Split(Regex(split), behavior="isolated") for split in steps.splits]
+    adds_space = keys.flag(f"{_PREFIX}add_space_prefix", False)
+    sequence.append(pre_tokenizers.ByteLevel(add_prefix_space=adds_space, use_regex=steps.gpt2_pattern))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(sequence)
     tokenizer.decoder = decoders.ByteLevel()
-    if style.nfc:
+    if steps.nfc:
         tokenizer.normalizer = normalizers.NFC()
-    first = [config["bos_token"]] if config["add_bos_token"] else []
-    last = [config["eos_token"]] if config["add_eos_token"] else []
-    names = [str(name) for name in first + last]
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=[*map(str, first), "$A", *map(str, last)],
-        special_tokens=[(name, tokenizer.token_to_id(name)) for name in dict.fromkeys(names)],
+    return tokenizer
+
+
+def _sentencepiece(vocabulary: Vocabulary, keys: Metadata) -> Tokenizer:
+    """SentencePiece's rules: spaces as `▁`, one more in front of every text, bytes for what has no token."""
+    name = keys.text(f"{_PREFIX}pre", "default")
+    if name != "default":
+        raise keys.refuse(f"the pre-tokenizer of a SentencePiece vocabulary is {name!r}", ("default",))
+    merges = list(vocabulary.merges) or merges_by_score(vocabulary, keys.path)
+    unknown = vocabulary.tokens[vocabulary.special["unk"]]
+    tokenizer = Tokenizer(
+        models.BPE(vocabulary.ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True, ignore_merges=False)
     )
+    adds_space = keys.flag(f"{_PREFIX}add_space_prefix", True)
+    spelled = normalizers.Replace(" ", _SPACE)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spelled]) if adds_space else spelled
+    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if adds_space:
+        steps.append(decoders.Strip(content=" ", left=1, right=0))
+    tokenizer.decoder = decoders.Sequence(steps)
+    return tokenizer
 
 
-def _add_whole_tokens(tokenizer: Tokenizer, header: GGUFHeader, tokens: list[str]) -> None:
+def _add_whole_tokens(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
     """Control tokens become special tokens, user-defined ones plain added tokens; ids stay as they are."""
-    types = header.metadata.get("tokenizer.ggml.token_type", [])
-    if not isinstance(types, list) or len(types) not in (0, len(tokens)):
-        raise ModelLoadError(f"{header.path}: 'tokenizer.ggml.token_type' does not have one entry per token")
-    for wanted, is_special in ((_CONTROL, True), (_USER_DEFINED, False)):
-        added = [
-            AddedToken(token, special=is_special, normalized=False)
-            for token, kind in zip(tokens, types, strict=False)
-            if kind == wanted and token
-        ]
-        add = tokenizer.add_special_tokens if is_special else tokenizer.add_tokens
-        add(added)
+    control = vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN)
+    added = vocabulary.of_type(TokenType.USER_DEFINED)
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control if token])
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in added if token])
 
 
-def _tokenizer_config(header: GGUFHeader, tokens: list[str], style: _Style) -> dict[str, object]:
-    metadata = header.metadata
+def _tokenizer_config(keys: Metadata, vocabulary: Vocabulary, *, adds_bos: bool) -> dict[str, object]:
     config: dict[str, object] = {"clean_up_tokenization_spaces": False}
-    for name, key in _NAMED.items():
-        index = metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if index is None:
+    for name in _CONFIG_TOKENS:
+        if name not in vocabulary.special:
             continue
-        if not isinstance(index, int) or not 0 <= index < len(tokens):
-            raise ModelLoadError(f"{header.path}: the {name} token's id {index} is not in the vocabulary")
-        config[f"{name}_token"] = tokens[index]
-    for name, default in (("bos", style.adds_bos), ("eos", False)):
-        adds = _flag(metadata.get(f"tokenizer.ggml.add_{name}_token"), default)
-        config[f"add_{name}_token"] = adds and f"{name}_token" in config
+        index = vocabulary.special[name]
+        if not vocabulary.tokens[index]:
+            raise ModelLoadError(f"{keys.path}: the {name} token, {index}, is empty")
+        config[f"{name}_token"] = vocabulary.tokens[index]
+    for name, default in (("bos", adds_bos), ("eos", False)):
+        key = f"{_PREFIX}add_{name}_token"
+        adds = keys.flag(key, default)
+        if adds and keys.has(key) and name not in vocabulary.special:
+            raise ModelLoadError(f"{keys.path}: {key!r} is true, but no key says which token that is")
+        config[f"add_{name}_token"] = adds and name in vocabulary.special
     return config
 
 
-def _flag(value: GGUFValue | None, default: bool) -> bool:
-    return value if isinstance(value, bool) else default
-
-
-def _strings(header: GGUFHeader, key: str) -> list[str]:
-    values = header.metadata.get(f"tokenizer.ggml.{key}")
-    if not isinstance(values, list):
-        raise ModelLoadError(f"{header.path}: no tokenizer in this file (key 'tokenizer.ggml.{key}')")
-    strings = [value for value in values if isinstance(value, str)]
-    if len(strings) != len(values):
-        raise ModelLoadError(f"{header.path}: 'tokenizer.ggml.{key}' does not hold text")
-    return strings
-
-
-def _pair(merge: str) -> tuple[str, str]:
-    # llama.cpp too looks for the separator only after the first character.
-    left, _, right = merge[1:].partition(" ")
-    return merge[:1] + left, right
+def _add_ends(tokenizer: Tokenizer, vocabulary: Vocabulary, config: dict[str, object]) -> None:
+    """BOS before and EOS after a text, as the config says."""
+    ends = {name: vocabulary.special[name] for name in ("bos", "eos") if config[f"add_{name}_token"]}
+    before, after = [name for name in ends if name == "bos"], [name for name in ends if name == "eos"]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=[*before, "$A", *after],
+        # under names of their own: a token's text may mean something else to a template
+        special_tokens=[
+            {"id": name, "ids": [index], "tokens": [vocabulary.tokens[index]]} for name, index in ends.items()
+        ],
+    )
