@@ -9,8 +9,9 @@ import pytest
 import torch
 from tokenyard.interfaces import AttentionBackendContext, AttentionBatch, AttentionSpec
 from tokenyard.model.causal_lm import CausalLM, PagedAttention
-from tokenyard.model.decoder import FastDecoder, expected_names
+from tokenyard.model.decoder import FastDecoder
 from tokenyard.model.decoder_config import DecoderConfig, parse_decoder_config
+from tokenyard.model.decoder_weights import expected_names
 from tokenyard.model.linear import Linear
 from tokenyard_backends.torch_native.backend import TorchNativeBackend
 

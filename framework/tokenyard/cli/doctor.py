@@ -10,6 +10,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from tokenyard.cli.arguments import Parser, make_parser, parse
+from tokenyard.cli.model_report import model_report
 from tokenyard.errors import UserError
 from tokenyard.paths import cache_dir, config_dir
 from tokenyard.platform import Platform
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
         "versions": _versions(),
         "machine": _machine(config),
         "plugins": _plugins(catalogue),
-        "model": _model(config, fetch=names_model),
+        "model": model_report(config, fetch=names_model),
     }
     problems = [str(section["problem"]) for section in report.values() if "problem" in section]
     if given.flags.json:
@@ -70,7 +71,7 @@ def _machine(config: EngineConfig) -> dict[str, object]:
     try:
         device = choose_device(config.executor.device)
     except UserError as error:
-        return {"problem": error}
+        return {"problem": str(error)}
     return {
         "system": f"{python_platform.system()} {python_platform.machine()}",
         "device": str(device),
@@ -88,30 +89,4 @@ def _plugins(catalogue: Catalogue) -> dict[str, object]:
     for row in rows:
         if row.reason is not None:
             found[row.name] = f"{row.status}: {row.reason}"
-    return found
-
-
-def _model(config: EngineConfig, *, fetch: bool) -> dict[str, object]:
-    from tokenyard.model.default_model import DEFAULT_MODEL, is_cached
-    from tokenyard.model.files import resolve_model
-    from tokenyard.model.loader import decoder_choice
-
-    name = config.model.name
-    if name == DEFAULT_MODEL and not fetch and not is_cached():
-        return {"name": name, "status": "not fetched yet: the first `tokenyard generate` does"}
-    try:
-        files = resolve_model(name)
-        path, reasons = decoder_choice(files)
-    except UserError as error:
-        return {"name": name, "problem": error}
-    found: dict[str, object] = {
-        "name": name,
-        "architecture": files.architecture,
-        "format": files.format,
-        "dtype": files.torch_dtype,
-        "max_model_len": files.max_model_len,
-        "decoder": path,
-    }
-    if reasons:
-        found["why"] = "; ".join(reasons)
     return found

@@ -47,7 +47,10 @@ if TYPE_CHECKING:
 
 
 class TransformersAdapter(CausalLM):
-    """A transformers model whose attention is a step's `PagedAttention`."""
+    """A transformers model whose attention is a step's `PagedAttention`.
+
+    What a family does to its logits is in the same method as all else, so `states` are the logits themselves.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
@@ -62,25 +65,24 @@ class TransformersAdapter(CausalLM):
     def shape(self) -> ModelShape:
         return self._shape
 
-    def forward(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        logits_rows: torch.Tensor,
-        attention: PagedAttention,
+    def states(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, attention: PagedAttention
     ) -> torch.Tensor:
-        return self.run(token_ids, positions, logits_rows, RunningHandler(attention, self._index_of))
+        return self.run(token_ids, positions, rows, RunningHandler(attention, self._index_of))
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        return states.float()
 
     def run(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, logits_rows: torch.Tensor, handler: Handler
+        self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, handler: Handler
     ) -> torch.Tensor:
-        """A forward pass whose attention is `handler`."""
+        """A forward pass whose attention is `handler`: logits [R, V] in the model's data type."""
         keywords: dict[str, object] = {HANDLER_KEYWORD: handler}
         if self._keeps_rows:
-            keywords["logits_to_keep"] = logits_rows
+            keywords["logits_to_keep"] = rows
         output = self._model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, **keywords)
         logits: torch.Tensor = output.logits[0]
-        return (logits if self._keeps_rows else logits.index_select(0, logits_rows)).float()
+        return logits if self._keeps_rows else logits.index_select(0, rows)
 
     def check(self) -> None:
         """Compare a packed batch with the model's own eager attention; ModelLoadError when they differ."""

@@ -69,11 +69,24 @@ class CausalLM(ABC):
         """Sizes; constant."""
 
     @abstractmethod
-    def forward(
+    def states(
         self,
         token_ids: torch.Tensor,  # [T] int64, all scheduled tokens of all requests, packed
         positions: torch.Tensor,  # [T] int64
-        logits_rows: torch.Tensor,  # [R] int64 indices into T
+        rows: torch.Tensor,  # [R] int64 indices into T
         attention: PagedAttention,
     ) -> torch.Tensor:
+        """The forward pass, up to where a row becomes as long as the vocabulary: [R, E], for `logits` alone to read.
+
+        A model that cannot be parted there returns its logits, [R, vocab_size]: many rows then cost memory at once.
+        """
+
+    @abstractmethod
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """Logits [N, vocab_size] in float32 of any rows of `states`, in memory that the caller may write to."""
+
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, attention: PagedAttention
+    ) -> torch.Tensor:
         """Logits [R, vocab_size] in float32 of the named rows."""
+        return self.logits(self.states(token_ids, positions, rows, attention))

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from tokenyard.errors import ModelLoadError
-from tokenyard.model.decoder_config import FAST_DESCRIPTION, fast_decoder_reasons, parse_decoder_config
+from tokenyard.model.decoder_config import fast_decoder_reasons, parse_decoder_config
 
 if TYPE_CHECKING:
     import torch
@@ -21,12 +21,30 @@ logger = logging.getLogger(__name__)
 def decoder_choice(files: ModelFiles) -> tuple[str, list[str]]:
     """The decoder that `load_model` would take, as its description, and why the fast one would not do.
 
-    Reads only the config: no weights, no torch, no transformers.
+    Reads only the config: no weights, no torch, no transformers. Raises ModelLoadError for a config that does not hold.
     """
     reasons = fast_decoder_reasons(files.config)
     if not reasons:
-        return FAST_DESCRIPTION, []
+        return parse_decoder_config(files.config).description, []
     return f"adapter ({files.architecture})", reasons
+
+
+def adapter_reasons(files: ModelFiles) -> list[str]:
+    """Why the adapter could not run this model either, as far as that can be told without its weights; empty = it may.
+
+    Imports transformers. What is left is checked when the weights are loaded: that a packed batch gives the logits of
+    its sequences alone.
+    """
+    from tokenyard.model.hf_loading import build_config, class_reasons, config_reasons, find_class
+
+    if files.format != "safetensors":
+        return ["only the fast decoder runs GGUF files"]
+    try:
+        config = build_config(files)
+        reasons = config_reasons(config)
+        return reasons if config.is_encoder_decoder else [*class_reasons(find_class(files, config)), *reasons]
+    except ModelLoadError as error:
+        return [str(error)]
 
 
 def load_model(files: ModelFiles, *, dtype: torch.dtype, device: torch.device) -> CausalLM:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 if TYPE_CHECKING:
-    from tokenyard.model.decoder_config import RopeConfig
+    from tokenyard.model.rope_config import RopeConfig
 
 
 class Rotation(NamedTuple):
@@ -27,16 +27,42 @@ class RotaryEmbedding:
     def __init__(self, config: RopeConfig, head_dim: int, device: torch.device) -> None:
         frequencies, self.attention_factor = inverse_frequencies(config, head_dim)
         self.inverse_frequencies = frequencies.to(device)  # [D / 2]
+        self._growth = DynamicGrowth(config, head_dim, device) if config.type == "dynamic" else None
 
     def __call__(self, positions: torch.Tensor, dtype: torch.dtype) -> Rotation:
         """Factors of `positions` [T]; every row depends on its own position only."""
-        angles = positions[:, None].float() * self.inverse_frequencies
+        frequencies = self.inverse_frequencies
+        if self._growth is not None:
+            frequencies = self._growth(positions, frequencies)
+        angles = positions[:, None].float() * frequencies
         cos = angles.cos() * self.attention_factor
         sin = angles.sin() * self.attention_factor
         return Rotation(
             torch.cat((cos, cos), -1).to(dtype).unsqueeze(1),
             torch.cat((-sin, sin), -1).to(dtype).unsqueeze(1),
         )
+
+
+class DynamicGrowth:
+    """Dynamic NTK scaling: a token beyond the original length is rotated by the table of a sequence that ends with it.
+
+    So transformers rotates the tokens of one sequence that it decodes one by one; the tokens before keep the rotations
+    that they have in the cache. A row depends on its own position alone, however it was batched, cut or recomputed.
+    """
+
+    def __init__(self, config: RopeConfig, head_dim: int, device: torch.device) -> None:
+        self._theta = config.theta
+        self._factor = config.number("factor")
+        self._original = config.max_position_embeddings
+        self._power = head_dim / (head_dim - 2)
+        self._exponents = (torch.arange(0, head_dim, 2).float() / head_dim).to(device)  # [D / 2]
+
+    def __call__(self, positions: torch.Tensor, plain: torch.Tensor) -> torch.Tensor:
+        """Inverse frequencies [T, D / 2] of `positions` [T]; `plain` [D / 2] up to the original length."""
+        lengths = (positions + 1)[:, None]
+        stretch = self._factor * lengths.clamp_min(self._original) / self._original - (self._factor - 1)
+        grown = 1.0 / ((self._theta * stretch**self._power) ** self._exponents)
+        return torch.where(lengths > self._original, grown, plain)
 
 
 def rotate(heads: torch.Tensor, rotation: Rotation) -> torch.Tensor:

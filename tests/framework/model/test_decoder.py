@@ -5,20 +5,23 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import pytest
 import torch
 from tokenyard.errors import ModelLoadError
 from tokenyard.model.adapter import TransformersAdapter
-from tokenyard.model.decoder import FastDecoder, expected_names
-from tokenyard.model.decoder_config import fast_decoder_reasons, parse_decoder_config, parse_rope
+from tokenyard.model.decoder import FastDecoder
+from tokenyard.model.decoder_config import fast_decoder_reasons, parse_decoder_config
+from tokenyard.model.decoder_weights import expected_names
+from tokenyard.model.families import FAMILIES
 from tokenyard.model.hf_attention import ATTENTION_NAME, register
 from tokenyard.model.linear import Linear
-from tokenyard.model.rope import RotaryEmbedding, rotate
 from tokenyard.model.self_check import PackedReference, Part
-from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 if TYPE_CHECKING:
     from tokenyard.model.causal_lm import CausalLM, PagedAttention
@@ -36,6 +39,13 @@ BASE: dict[str, object] = {
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
 }
+QWEN2: dict[str, object] = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "use_sliding_window": True,
+    "sliding_window": 8,
+    "max_window_layers": 1,
+}
+SMOLLM3: dict[str, object] = {"architectures": ["SmolLM3ForCausalLM"]}
 LLAMA3: dict[str, object] = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -76,7 +86,7 @@ class TableWeights:
 def make_llama(config: Mapping[str, object]) -> tuple[LlamaForCausalLM, dict[str, torch.Tensor]]:
     """A random Llama of transformers, and its checkpoint as it would be saved."""
     torch.manual_seed(3)
-    model = LlamaForCausalLM(LlamaConfig.from_dict(dict(config)))
+    model = LlamaForCausalLM(LlamaConfig.from_dict(deepcopy(dict(config))))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn_like(parameter) * (0.2 if parameter.dim() > 1 else 0.5))
@@ -238,78 +248,30 @@ def test_a_tensor_of_another_shape_is_refused_with_both_shapes() -> None:
         make_decoder(BASE, table)
 
 
-def rope_spellings(kind: str) -> dict[str, dict[str, object]]:
-    values = SCALINGS.get(kind, {})
-    return {
-        "rope_type": {"rope_theta": 5e4, "rope_scaling": {"rope_type": kind, **values}},
-        "type": {"rope_theta": 5e4, "rope_scaling": {"type": kind, **values}},
-        "rope_parameters": {"rope_parameters": {"rope_type": kind, "rope_theta": 5e4, **values}},
-    }
-
-
-@pytest.mark.parametrize("spelling", ["rope_type", "type", "rope_parameters"])
-@pytest.mark.parametrize("kind", ["default", "linear", "llama3", "yarn"])
-def test_mod_06_rotary_tables_equal_transformers_under_every_spelling(kind: str, spelling: str) -> None:
-    assert_same_tables({**BASE, "head_dim": 64, **rope_spellings(kind)[spelling]})
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"beta_fast": 16, "beta_slow": 2},
-        {"attention_factor": 1.3},
-        {"mscale": 0.7, "mscale_all_dim": 1.1},
-        {"truncate": False},
-        {"original_max_position_embeddings": 128},
-    ],
-    ids=str,
-)
-def test_yarn_options_equal_transformers(values: dict[str, object]) -> None:
-    scaling = {"rope_type": "yarn", **SCALINGS["yarn"], **values}
-    assert_same_tables({**BASE, "head_dim": 64, "rope_scaling": scaling})
-
-
-def test_an_original_length_beside_the_scaling_equals_transformers() -> None:
-    scaling = {"rope_type": "llama3", **{key: value for key, value in LLAMA3.items() if "original" not in key}}
-    assert_same_tables({**BASE, "head_dim": 64, "rope_scaling": scaling})
-
-
-def assert_same_tables(config: dict[str, object]) -> None:
-    positions = torch.tensor([0, 1, 1000])
-    module = LlamaRotaryEmbedding(
-        LlamaConfig.from_dict({key: value for key, value in config.items() if key != "architectures"})
-    )
-    cos, sin = module(torch.zeros(1), positions[None])
-    rotation = RotaryEmbedding(parse_rope(config), 64, CPU)(positions, torch.float32)
-    assert torch.equal(rotation.cos[:, 0], cos[0])
-    assert torch.equal(rotation.signed_sin[:, 0].abs(), sin[0].abs())
-    heads = torch.randn(3, 5, 64)
-    expected, _ = apply_rotary_pos_emb(heads[None], heads[None], cos, sin, unsqueeze_dim=2)
-    assert torch.equal(rotate(heads, rotation), expected[0])
-
-
-def test_mod_06_an_unknown_rope_type_raises_with_the_known_ones() -> None:
-    with pytest.raises(
-        ModelLoadError, match=r"unknown rope type 'llama4'; known: default, linear, llama3, yarn, dynamic.*"
-    ):
-        fast_decoder_reasons({**BASE, "rope_scaling": {"type": "llama4", "factor": 2.0}})
-
-
-def test_a_rope_scaling_without_its_factor_names_the_key() -> None:
-    config = {**BASE, "rope_scaling": {"type": "linear"}}
-    with pytest.raises(ModelLoadError, match="rope type 'linear' needs a number for 'factor', got None"):
-        make_decoder(config, make_llama(BASE)[1])
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"architectures": ["Qwen2ForCausalLM"]}, "architecture Qwen2ForCausalLM is not one of: LlamaForCausalLM"),
+        ({"architectures": ["GemmaForCausalLM"]}, "architecture GemmaForCausalLM is not one of: LlamaForCausalLM, Mis"),
+        ({"model_type": "mistral"}, "model_type 'mistral' is not llama, which LlamaForCausalLM belongs to"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not silu"),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope type 'dynamic' is not one of"),
+        ({"hidden_act": None}, "hidden_act 'None' is not silu"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope type 'longrope' is not one of"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not 1"),
+        ({"sliding_window": 16}, "llama does not read sliding_window, which is 16"),
+        ({"attn_logit_softcapping": 50.0}, "llama does not read attn_logit_softcapping, which is 50.0"),
+        ({"final_logit_softcapping": 30.0}, "llama does not read final_logit_softcapping"),
+        ({"logits_scaling": 8.0}, "llama does not read logits_scaling"),
+        ({"embedding_multiplier": 2}, "llama does not read embedding_multiplier"),
+        ({"attention_multiplier": 0.1}, "llama does not read attention_multiplier"),
+        ({"attention_chunk_size": 64}, "llama does not read attention_chunk_size"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "llama does not read layer_types"),
+        ({"no_rope_layers": [1, 0]}, "llama does not read no_rope_layers"),
+        ({"rope_interleaved": True}, "llama does not read rope_interleaved"),
+        ({**QWEN2, "use_mrope": True}, "qwen2 does not read use_mrope"),
+        ({**QWEN2, "logit_scale": 2.0}, "qwen2 does not read logit_scale"),
+        ({"architectures": ["MistralForCausalLM"], "layer_types": ["sliding_attention"] * 2}, "mistral does not read"),
+        ({"architectures": ["GraniteForCausalLM"], "query_pre_attn_scalar": 8}, "granite does not read query_pre"),
     ],
+    ids=str,
 )
 def test_what_the_fast_decoder_lacks_is_a_reason(change: dict[str, object], reason: str) -> None:
     reasons = fast_decoder_reasons({**BASE, **change})
@@ -317,8 +279,138 @@ def test_what_the_fast_decoder_lacks_is_a_reason(change: dict[str, object], reas
     assert reason in reasons[0]
 
 
-def test_a_plain_llama_gives_no_reason() -> None:
-    assert fast_decoder_reasons(BASE) == []
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"hidden_act": "swish"},  # silu's other name
+        {"rope_interleaved": False, "pretraining_tp": 2, "is_llama_config": True, "rope_scaling": None},
+        {"sliding_window": None, "layer_types": ["full_attention"] * 2, "logits_scaling": 1.0, "is_causal": True},
+        {**QWEN2, "sliding_window": 131072, "use_sliding_window": False, "max_window_layers": 28, "use_mrope": False},
+        {**SMOLLM3, "no_rope_layers": [1, 0], "sliding_window": None, "layer_types": ["full_attention"] * 2},
+        {"architectures": ["GraniteForCausalLM"], "attention_multiplier": 0.0078125, "residual_multiplier": 0.22},
+        {"architectures": ["MistralForCausalLM"], "attention_dropout": 0.0, "sliding_window": None, "head_dim": 16},
+    ],
+    ids=str,
+)
+def test_what_changes_nothing_gives_no_reason(change: dict[str, object]) -> None:
+    assert fast_decoder_reasons({**BASE, **change}) == []
+    parse_decoder_config({**BASE, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({**QWEN2, "sliding_window": 0}, "'sliding_window' must be an integer from 1"),
+        ({**QWEN2, "sliding_window": 8.0}, "'sliding_window' must be an integer from 1"),
+        ({**QWEN2, "max_window_layers": -1}, "'max_window_layers' must be an integer from 0"),
+        ({**QWEN2, "layer_types": ["full_attention"]}, "'layer_types' must name .* for each of 2 layers"),
+        ({**QWEN2, "layer_types": ["full_attention", "chunked_attention"]}, "'layer_types' must name"),
+        ({**QWEN2, "layer_types": 2}, "'layer_types' must name"),
+        (
+            {**QWEN2, "use_sliding_window": False, "layer_types": ["full_attention", "sliding_attention"]},
+            "'layer_types' has sliding_attention, but use_sliding_window and sliding_window give no window",
+        ),
+        ({**SMOLLM3, "no_rope_layers": [1]}, "'no_rope_layers' must be a list of 0 and 1 for each of 2 layers"),
+        ({**SMOLLM3, "no_rope_layers": [1, 2]}, "'no_rope_layers' must be a list of 0 and 1"),
+        ({**SMOLLM3, "no_rope_layer_interval": 0}, "'no_rope_layer_interval' must be an integer from 1"),
+        (
+            {"architectures": ["GraniteForCausalLM"], "residual_multiplier": 0},
+            "'residual_multiplier' must be a positive",
+        ),
+        ({"architectures": ["GraniteForCausalLM"], "logits_scaling": "8"}, "'logits_scaling' must be a positive"),
+        ({"architectures": ["GemmaForCausalLM"]}, "the fast decoder has no GemmaForCausalLM; it has: LlamaForCausalLM"),
+    ],
+    ids=str,
+)
+def test_a_familys_own_value_that_does_not_hold_is_named(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        parse_decoder_config({**BASE, **change})
+
+
+@pytest.mark.parametrize(
+    ("architecture", "change", "windows"),
+    [
+        ("MistralForCausalLM", {"sliding_window": None}, [None] * 6),
+        ("MistralForCausalLM", {"sliding_window": 7}, [7] * 6),
+        ("MistralForCausalLM", {}, [4096] * 6),
+        ("Qwen2ForCausalLM", {"sliding_window": 8}, [None] * 6),
+        ("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": None}, [None] * 6),
+        ("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": 8}, [None] * 6),
+        ("Qwen2ForCausalLM", {"use_sliding_window": True, "max_window_layers": 4}, [None] * 4 + [4096] * 2),
+        ("Qwen3ForCausalLM", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}, [8] * 6),
+        ("SmolLM3ForCausalLM", {"sliding_window": 8}, [None] * 6),
+        ("SmolLM3ForCausalLM", {"use_sliding_window": True, "sliding_window": 8}, [None, None, None, 8, None, None]),
+        (
+            "SmolLM3ForCausalLM",
+            {"use_sliding_window": True, "sliding_window": 8, "no_rope_layer_interval": 3},
+            [None, None, 8, None, None, 8],
+        ),
+    ],
+    ids=str,
+)
+def test_windows_follow_the_familys_own_rule_as_in_transformers(
+    architecture: str, change: dict[str, object], windows: list[int | None]
+) -> None:
+    config = {**BASE, "num_hidden_layers": 6, "architectures": [architecture], **change}
+    assert list(parse_decoder_config(config).windows) == windows
+    theirs = CONFIG_MAPPING[FAMILIES[architecture].name].from_dict(deepcopy(config))
+    kinds = getattr(theirs, "layer_types", None) or ["sliding_attention"] * 6
+    assert windows == [theirs.sliding_window if kind == "sliding_attention" else None for kind in kinds]
+
+
+@pytest.mark.parametrize(
+    "change", [{}, {"no_rope_layer_interval": 2}, {"no_rope_layers": [1, 0, 0, 1, 1, 1, 0]}], ids=str
+)
+def test_layers_without_rotations_follow_transformers(change: dict[str, object]) -> None:
+    config = {**BASE, **SMOLLM3, "num_hidden_layers": 6, **change}
+    theirs = CONFIG_MAPPING["smollm3"].from_dict(deepcopy(config))
+    assert list(parse_decoder_config(config).rotates) == [bool(item) for item in theirs.no_rope_layers[:6]]
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_the_tensors_are_those_of_transformers_whatever_the_biases(architecture: str) -> None:
+    """A key that a family does not read adds no tensor: Qwen2 has biases of its own, Mistral has none."""
+    for switches in ({"attention_bias": True}, {"mlp_bias": True}, {"attention_bias": False, "mlp_bias": False}):
+        config = {**BASE, "head_dim": 12, "pad_token_id": 0, "architectures": [architecture], **switches}
+        theirs = CONFIG_MAPPING[FAMILIES[architecture].name].from_dict(deepcopy(config))
+        model: torch.nn.Module = AutoModelForCausalLM.from_config(theirs)  # type: ignore[no-untyped-call]
+        assert expected_names(parse_decoder_config(config)) == set(model.state_dict())
+
+
+DEFAULTS_OF = [
+    "attention_bias",
+    "max_window_layers",
+    "mlp_bias",
+    "no_rope_layer_interval",
+    "num_key_value_heads",
+    "rms_norm_eps",
+    "sliding_window",
+    "tie_word_embeddings",
+    "use_sliding_window",
+]
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_absent_keys_have_the_defaults_of_transformers(architecture: str) -> None:
+    """Every key, one by one left out, gives what transformers' own default gives when it is written out."""
+    sizes = {"hidden_size": 256, "num_attention_heads": 64, "num_hidden_layers": 30, "architectures": [architecture]}
+    absent = {key: BASE[key] for key in ("vocab_size", "intermediate_size")} | sizes
+    written = CONFIG_MAPPING[FAMILIES[architecture].name].from_dict(dict(absent)).to_dict()
+    explicit = {
+        **absent,
+        **{
+            key: written[key]
+            for key in (*DEFAULTS_OF, "head_dim", "max_position_embeddings", "rope_parameters", "layer_types")
+            if key in written
+        },
+        **{key: written[key] for key in FAMILIES[architecture].reads if key in written},
+    }
+    ours = parse_decoder_config(absent)
+    theirs = parse_decoder_config(explicit)
+    assert replace(ours, rope=theirs.rope) == theirs
+    assert (ours.rope.theta, ours.rope.type) == (theirs.rope.theta, theirs.rope.type)
+    assert ours.rope.max_position_embeddings == theirs.rope.max_position_embeddings
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenyard.errors import ModelLoadError
 from tokenyard.model.files import resolve_model
 from tokenyard.model.loader import decoder_choice, load_model
@@ -47,6 +49,34 @@ def test_mod_01_a_tied_folder_loads(tiny_tied_llama_dir: Path) -> None:
     with torch.inference_mode():
         expected = reference(torch.arange(9)[None], use_cache=False).logits[0]
     torch.testing.assert_close(logits_of(model, torch.arange(9)), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("stored", ["embedding", "head", "both, equal", "both, different"])
+def test_mod_01_a_tied_pair_is_loaded_as_transformers_loads_it(stored: str, make_llama: Callable[..., Path]) -> None:
+    """Checkpoints in the wild have either tensor, or both; two that differ are not tied, whatever the config says."""
+    folder = make_llama(tied=True)
+    table = load_file(folder / "model.safetensors")
+    embedding = table["model.embed_tokens.weight"]
+    if stored != "embedding":
+        table["lm_head.weight"] = embedding.flip(0).contiguous() if "different" in stored else embedding.clone()
+    if stored == "head":
+        del table["model.embed_tokens.weight"]
+    save_file(table, folder / "model.safetensors", metadata={"format": "pt"})
+    model = load_model(resolve_model(str(folder)), dtype=torch.float32, device=CPU)
+    reference = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    tokens = torch.arange(9)
+    with torch.inference_mode():
+        expected = reference(tokens[None], use_cache=False).logits[0]
+    torch.testing.assert_close(logits_of(model, tokens), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_mod_01_a_tied_model_with_neither_tensor_is_refused(make_llama: Callable[..., Path]) -> None:
+    folder = make_llama(tied=True)
+    table = load_file(folder / "model.safetensors")
+    del table["model.embed_tokens.weight"]
+    save_file(table, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelLoadError, match=r"missing tensors: model\.embed_tokens\.weight"):
+        load_model(resolve_model(str(folder)), dtype=torch.float32, device=CPU)
 
 
 def test_mod_03_a_gguf_file_gives_the_logits_of_its_safetensors(tiny_gguf: Path, tiny_llama_dir: Path) -> None:
