@@ -13,6 +13,9 @@ os.environ.setdefault(
     "OMP_NUM_THREADS", "1"
 )  # before torch reads it: two threads on a busy machine wait for each other
 
+# before huggingface_hub reads it: a test asks its own Hub, or none
+os.environ["HF_HUB_OFFLINE"] = "1"
+
 import gguf
 import numpy as np
 import pytest

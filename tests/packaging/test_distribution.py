@@ -13,6 +13,8 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -94,11 +96,17 @@ def test_every_direct_dependency_is_pinned() -> None:
     assert names <= set(pins())
 
 
-def test_security_floors_of_the_dependencies() -> None:
-    dependencies = PROJECT["project"]["dependencies"]
-    assert "transformers>=5.10,<6" in dependencies
-    assert "torch>=2.10" in dependencies
-    assert "hydra-core>=1.3.8,<1.5" in dependencies
+@pytest.mark.parametrize(
+    ("name", "floor"),
+    [("transformers", "5.10"), ("torch", "2.10"), ("jinja2", "3.1.6"), ("hydra-core", "1.3.8"), ("safetensors", "0.5")],
+)
+def test_b13_dependencies_start_where_known_holes_are_closed(name: str, floor: str) -> None:
+    found = [Requirement(text) for text in PROJECT["project"]["dependencies"]]
+    requirement = next(requirement for requirement in found if requirement.name == name)
+    lowest = [Version(part.version) for part in requirement.specifier if part.operator == ">="]
+    assert len(lowest) == 1
+    assert lowest[0] >= Version(floor)
+    assert Version(metadata.version(name)) >= Version(floor)
 
 
 def test_the_version_is_the_distributions() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
@@ -13,6 +13,8 @@ from transformers.utils import logging as transformers_logging
 
 from tokenyard.errors import ModelLoadError, did_you_mean
 from tokenyard.model.hf_attention import ATTENTION_NAME
+from tokenyard.model.hf_calls import LoadingInfo, model_from_tensors
+from tokenyard.model.weights import SafetensorsWeights
 
 if TYPE_CHECKING:
     import torch
@@ -35,10 +37,20 @@ def build_config(files: ModelFiles) -> PreTrainedConfig:
             f"{did_you_mean(str(model_type), known)}; a newer transformers may"
         )
     try:
-        config: PreTrainedConfig = CONFIG_MAPPING[model_type].from_dict(copy.deepcopy(dict(files.config)))
+        values = {key: _with_floats(copy.deepcopy(value)) for key, value in files.config.items()}
+        config: PreTrainedConfig = CONFIG_MAPPING[model_type].from_dict(values)
     except Exception as error:  # each config class checks itself, with errors of its own
         raise ModelLoadError(f"{files.path}: config.json is not valid: {one_line(error)}") from error
     return config
+
+
+def _with_floats(value: object) -> object:
+    """transformers writes numbers that JSON has no word for as {"__float__": "Infinity"}."""
+    if isinstance(value, dict):
+        if value.keys() == {"__float__"} and value["__float__"] in ("Infinity", "-Infinity", "NaN"):
+            return float(value["__float__"])
+        return {key: _with_floats(item) for key, item in value.items()}
+    return [_with_floats(item) for item in value] if isinstance(value, list) else value
 
 
 def find_class(files: ModelFiles, config: PreTrainedConfig) -> type[PreTrainedModel]:
@@ -96,34 +108,35 @@ def load_weights(
 ) -> PreTrainedModel:
     """The model on its device, for evaluation. A tensor neither loaded nor declared tied is an error that names it."""
     try:
-        with _quiet():
-            loaded: object = model_class.from_pretrained(
-                str(files.path),
-                config=config,
-                dtype=dtype,
-                attn_implementation=ATTENTION_NAME,
-                trust_remote_code=False,
-                local_files_only=True,
-                use_safetensors=True,
-                output_loading_info=True,
-            )
+        with _quiet(), SafetensorsWeights(files.path) as weights:
+            tensors = {name: weights.get_stored(name) for name in weights.names()}
+            model, info = model_from_tensors(model_class, config, tensors, dtype=dtype, attention=ATTENTION_NAME)
+    except ModelLoadError:
+        raise
     except Exception as error:  # transformers raises whatever its parts raise
         raise ModelLoadError(f"{files.path}: {files.architecture} cannot be loaded: {one_line(error)}") from error
-    model, info = cast("tuple[PreTrainedModel, Mapping[str, Collection[object]]]", loaded)
     _check_tensors(files, info)
     module: torch.nn.Module = model
     module.to(device).eval().requires_grad_(False)
     return model
 
 
-def _check_tensors(files: ModelFiles, info: Mapping[str, Collection[object]]) -> None:
+def _check_tensors(files: ModelFiles, info: LoadingInfo) -> None:
     problems = [
         f"{what} tensors: {_shown(names)}"
         for what in ("missing", "unexpected", "mismatched")
-        if (names := sorted(str(name) for name in info[f"{what}_keys"]))
+        if (names := sorted(_described(key) for key in info[f"{what}_keys"]))
     ]
     if problems:
         raise ModelLoadError(f"{files.path}: the checkpoint does not fit its config.json: {'; '.join(problems)}")
+
+
+def _described(key: object) -> str:
+    """A parameter's name; transformers gives those that differ in size as (name, shape, expected shape)."""
+    if not isinstance(key, tuple) or len(key) != 3:
+        return str(key)
+    name, shape, expected = key
+    return f"{name} ({list(shape)}, the config asks for {list(expected)})"
 
 
 def refuse(architecture: str, reasons: Sequence[str]) -> None:
@@ -134,12 +147,14 @@ def refuse(architecture: str, reasons: Sequence[str]) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bars of transformers while it loads; Tokenyard shows its own progress."""
-    shown = transformers_logging.is_progress_bar_enabled()
+    """Neither progress bars nor reports of transformers while it loads; Tokenyard has its own."""
+    shown, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
+        transformers_logging.set_verbosity(verbosity)
         if shown:
             transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 

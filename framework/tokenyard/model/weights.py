@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
 from tokenyard.errors import ModelLoadError, did_you_mean
-from tokenyard.model.files import INDEX_FILE, SINGLE_FILE, ModelFiles
-from tokenyard.model.json_files import file_in_folder, read_json
+from tokenyard.model.json_files import file_in_folder, unique_object
+from tokenyard.model.snapshot import INDEX_FILE, SINGLE_FILE, read_weight_map
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     import torch
+
+    from tokenyard.model.files import ModelFiles
 
 
 class WeightSource(ABC):
@@ -44,7 +47,7 @@ class WeightSource(ABC):
 def open_weights(files: ModelFiles) -> WeightSource:
     """Open a model's weights: every file is found and its header read here, so that nothing is missing later."""
     if files.format == "safetensors":
-        return _SafetensorsWeights(files.path)
+        return SafetensorsWeights(files.path)
     from tokenyard.model.gguf_weights import GGUFWeights  # numpy and gguf, which safetensors do not need
 
     return GGUFWeights(files)
@@ -63,7 +66,7 @@ class _OpenShard(Protocol):
     def get_tensor(self, name: str) -> torch.Tensor: ...
 
 
-class _SafetensorsWeights(WeightSource):
+class SafetensorsWeights(WeightSource):
     """Memory-mapped; a tensor is copied only when its dtype differs from what is asked for."""
 
     def __init__(self, folder: Path) -> None:
@@ -84,9 +87,7 @@ class _SafetensorsWeights(WeightSource):
         return frozenset(self._shards)
 
     def get(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        if name not in self._shards:
-            raise unknown_tensor(self._folder, name, self.names())
-        tensor = self._shards[name].get_tensor(name)
+        tensor = self.get_stored(name)
         if not tensor.is_floating_point():
             raise ModelLoadError(
                 f"{self._folder}: tensor {name!r} holds {tensor.dtype}, not floating-point numbers; quantised "
@@ -94,17 +95,20 @@ class _SafetensorsWeights(WeightSource):
             )
         return tensor.to(dtype)
 
+    def get_stored(self, name: str) -> torch.Tensor:
+        """One tensor in the file's own dtype, of whatever kind; it shares memory with the file."""
+        if name not in self._shards:
+            raise unknown_tensor(self._folder, name, self.names())
+        return self._shards[name].get_tensor(name)
+
     def close(self) -> None:
         self._shards = {}
         self._stack.close()
 
     def _open_index(self, index: Path) -> None:
         """The index decides: what a shard holds beyond its share is not looked at."""
-        weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise ModelLoadError(f"{index}: no 'weight_map' of parameter names to files")
         opened: dict[str, tuple[_OpenShard, frozenset[str]]] = {}
-        for name, file_name in weight_map.items():
+        for name, file_name in read_weight_map(index).items():
             path = file_in_folder(self._folder, file_name, named_by=index)
             if path.name not in opened:
                 shard = self._open(path)
@@ -121,6 +125,17 @@ class _SafetensorsWeights(WeightSource):
             raise ModelLoadError(f"{path}: weights are read from .safetensors files only")
         try:
             shard: _OpenShard = self._stack.enter_context(safe_open(path, framework="pt"))
+            _check_unique(path)
         except (SafetensorError, OSError) as error:
             raise ModelLoadError(f"{path}: not a complete safetensors file ({error}); fetch the model again") from error
         return shard
+
+
+def _check_unique(path: Path) -> None:
+    """Of a name that stands twice in the header, the library would take the last."""
+    with path.open("rb") as file:
+        header = file.read(int.from_bytes(file.read(8), "little"))
+    try:
+        json.loads(header, object_pairs_hook=unique_object)
+    except ValueError as error:
+        raise ModelLoadError(f"{path}: {error}; fetch the model again") from error

@@ -49,7 +49,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--max-model-length", "5"], ["--max-model-length", "--max-model-len"]),
         (["/no/such/model"], ["/no/such/model"]),
         (["--model", "/no/such=model, with: odd {names}"], ["/no/such=model, with: odd {names}"]),
-        (["a/hub-id"], ["a/hub-id", "local folder"]),
+        (["a/hub-id"], ["a/hub-id", "HF_HUB_OFFLINE"]),
         (["model.max_model_len=9000"], ["9000", "8192"]),
         (["--config", "/no/such.yaml"], ["/no/such.yaml"]),
         (["--temperature", "-1"], ["temperature", "-1"]),
