@@ -74,6 +74,8 @@ class EngineMachine(RuleBasedStateMachine):
         image=st.sampled_from([None, None, None, "a", "b"]),
         deadline=st.sampled_from([None, None, None, None, None, 1, 3, 20]),
         skips_cache=st.sampled_from([False, False, False, True]),
+        logprobs=st.sampled_from([None, None, 0, 2]),
+        prompt_logprobs=st.sampled_from([None, None, None, 0, 1]),
         uses_an_old_id=st.sampled_from([False, False, True]),
     )
     def add(
@@ -87,6 +89,8 @@ class EngineMachine(RuleBasedStateMachine):
         image: str | None,
         deadline: int | None,
         skips_cache: bool,
+        logprobs: int | None,
+        prompt_logprobs: int | None,
         uses_an_old_id: bool,
     ) -> None:
         prompt = [*prefix, *tail]
@@ -104,6 +108,8 @@ class EngineMachine(RuleBasedStateMachine):
             extra_keys=[ExtraKey(image, 0, len(prompt) // 2)] if image and len(prompt) > 1 else (),
             deadline=None if deadline is None else self.engine.clock.now() + deadline,
             skip_prefix_cache=skips_cache,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
         )
         self.undisturbed.discard(name)
         if deadline is None:

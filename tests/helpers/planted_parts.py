@@ -321,7 +321,7 @@ class LeavesRoom(BatchScheduler):
         super().__init__(dataclasses.replace(context, config=fewer))
 
 
-class _Wrapped(RecordingScheduler):
+class WrappedScheduler(RecordingScheduler):
     decision_points = BatchScheduler.decision_points
 
     def __init__(self, context: SchedulerContext) -> None:
@@ -329,7 +329,7 @@ class _Wrapped(RecordingScheduler):
         self.num_calls = 0
 
 
-class LosesOnFinish(_Wrapped):
+class LosesOnFinish(WrappedScheduler):
     """Of several ids it ends the first, and says that it ended all."""
 
     def finish_requests(self, request_ids: Sequence[str], reason: FinishReason) -> Sequence[str]:
@@ -337,14 +337,14 @@ class LosesOnFinish(_Wrapped):
         return [one for one in dict.fromkeys(request_ids) if not one.startswith("nobody")]
 
 
-class ForgetsEnds(_Wrapped):
+class ForgetsEnds(WrappedScheduler):
     """Requests end and nobody is told."""
 
     def update_from_output(self, output: SchedulerOutput, result: ModelRunnerOutput) -> EngineCoreOutputs:
         return dataclasses.replace(super().update_from_output(output, result), finished=())
 
 
-class TellsTwice(_Wrapped):
+class TellsTwice(WrappedScheduler):
     """Requests end, and end again."""
 
     def update_from_output(self, output: SchedulerOutput, result: ModelRunnerOutput) -> EngineCoreOutputs:
@@ -352,7 +352,7 @@ class TellsTwice(_Wrapped):
         return dataclasses.replace(outputs, finished=(*outputs.finished, *outputs.finished))
 
 
-class FallsAsleep(_Wrapped):
+class FallsAsleep(WrappedScheduler):
     """Every third time nothing is scheduled, for no reason."""
 
     def schedule(self) -> SchedulerOutput | None:
@@ -360,7 +360,7 @@ class FallsAsleep(_Wrapped):
         return None if self.num_calls % 3 == 0 else super().schedule()
 
 
-class DropsATenthToken(_Wrapped):
+class DropsATenthToken(WrappedScheduler):
     """A token is lost on its way."""
 
     def update_from_output(self, output: SchedulerOutput, result: ModelRunnerOutput) -> EngineCoreOutputs:

@@ -193,6 +193,7 @@ class BatchScheduler(Scheduler):
             self._step_back(output, result)
         self._commit(output.slots if landed.alive is None else output.slots[landed.alive], result.errors)
         self._counters.num_generation_tokens += len(taken.token_ids)
+        prompt_logprobs = self._sampled.prompt_logprobs(output, result, landed)
         ends = self._sampled.ends(output, result, landed, taken, self._requests)
         if self._policy.wants_steps:
             self._policy.on_step(self._step_outcomes(output, taken, landed, {end.request_id for end in ends}))
@@ -207,7 +208,8 @@ class BatchScheduler(Scheduler):
             token_ids=taken.token_ids,
             finished=(*self.take_finished(), *ends),
             admitted=self._admitted.pop(output.step, ()),
-            prompt_logprobs=result.prompt_logprobs,
+            logprobs=taken.logprobs,
+            prompt_logprobs=prompt_logprobs,
             pooled=result.pooled,
             finished_kv_transfers=result.finished_kv_transfers,
             stats=self.stats() if self._log_stats else None,

@@ -11,13 +11,13 @@ import numpy as np
 from tokenyard.errors import CapacityError, ValidationError
 from tokenyard.interfaces.kv_cache import ExtraKey
 from tokenyard.sampling_params import SamplingParams
+from tokenyard.vocabulary_checks import check_ids, check_params
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tokenyard.request import EngineCoreRequest
 
-MAX_STOP_IDS = 256  # each sampled token is compared with as many as the request in the batch that has most
 MAX_PRIORITY = 2**53  # a policy may compute with it in floating point
 
 
@@ -46,8 +46,9 @@ class Limits:
         if not isinstance(request.params, SamplingParams):
             raise ValidationError("pooling requests are not available", parameter="params", value=request.params)
         self._check_prompt(request)
-        self._check_stop_ids(request.stop_token_ids)
+        self._check_params(request, request.params)
         _check_extra_keys(request.extra_keys)
+        _check_names(request)
         num_prompt = len(request.prompt_token_ids)
         wanted = self.max_model_len if request.params.max_tokens is None else request.params.max_tokens
         # The last token's K/V is never needed, so one more than the cache holds can be returned.
@@ -82,25 +83,28 @@ class Limits:
                 "more room with kv_cache.num_blocks or kv_cache.memory"
             )
 
-    def _check_stop_ids(self, stop_ids: tuple[int, ...]) -> None:
-        if len(stop_ids) > MAX_STOP_IDS:
+    def _check_params(self, request: EngineCoreRequest, params: SamplingParams) -> None:
+        if params.n != 1:
             raise ValidationError(
-                f"stop_token_ids: {len(stop_ids)}, the model's own included; at most {MAX_STOP_IDS} are allowed",
-                parameter="stop_token_ids",
-                value=len(stop_ids),
+                f"n={params.n}: the engine takes a request for each choice, made with SamplingParams.child",
+                parameter="n",
+                value=params.n,
             )
-        for token_id in stop_ids:
-            if not 0 <= token_id < self.vocab_size:
-                raise ValidationError(
-                    f"stop_token_ids: token id {token_id} is outside the vocabulary, 0 to {self.vocab_size - 1}",
-                    parameter="stop_token_ids",
-                    value=token_id,
-                )
+        check_params(params, request.stop_token_ids, vocab_size=self.vocab_size)
+        for ids in request.bad_words_token_ids:
+            check_ids("bad_words", "bad_words: token id", ids, self.vocab_size)
 
 
 def _check_number(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
         raise ValidationError(f"{name}={value!r} is not valid: it must be a number", parameter=name, value=value)
+
+
+def _check_names(request: EngineCoreRequest) -> None:
+    """What the prefix cache makes a key of."""
+    for name, value in (("cache_salt", request.cache_salt), ("lora_name", request.lora_name)):
+        if value is not None and not isinstance(value, str):
+            raise ValidationError(f"{name}={value!r} is not valid: it must be text", parameter=name, value=value)
 
 
 def _check_extra_keys(extra_keys: Sequence[ExtraKey]) -> None:

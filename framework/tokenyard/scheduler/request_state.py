@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tokenyard.interfaces.scheduler import RequestSnapshot, RequestStatus
+from tokenyard.sampling_params import SamplingParams
 from tokenyard.scheduler.slots import TOKENS
 
 if TYPE_CHECKING:
@@ -26,10 +27,12 @@ class Request:
         "_attained_service",
         "_table",
         "_tokens",
+        "asks_prompt_logprobs",
         "core",
         "max_total_tokens",
         "min_stop_tokens",
         "num_preemptions",
+        "prompt_logprobs_until",
         "queued_in",
         "request_id",
         "slot",
@@ -44,6 +47,9 @@ class Request:
         # A stop token below this length does not end the request.
         self.min_stop_tokens = len(core.prompt_token_ids) + min_tokens
         self.num_preemptions = 0
+        params = core.params
+        self.asks_prompt_logprobs = isinstance(params, SamplingParams) and params.prompt_logprobs is not None
+        self.prompt_logprobs_until = 1  # of the prompt tokens before this one they were delivered; the first has none
         self.queued_in = 0  # the number of schedules before it was queued
         self.slot: int | None = None
         self._attained_service = 0
@@ -75,7 +81,8 @@ class Request:
 
     @property
     def skip_prefix_cache(self) -> bool:
-        return self.core.skip_prefix_cache
+        # What is not computed has no logits: whether the front end thought of it or not.
+        return self.core.skip_prefix_cache or self.asks_prompt_logprobs
 
     @property
     def extra_keys(self) -> Sequence[ExtraKey]:
@@ -158,6 +165,14 @@ class Request:
             wait_reason=wait_reason,
             wait_detail=wait_detail,
         )
+
+    def lacks_prompt_logprobs(self, num_computed: int) -> bool:
+        """Whether a step that computes the tokens before `num_computed` has prompt logprobs that were never delivered.
+
+        The logits of a position are about the token behind it. What other steps in flight bring need not be known:
+        those of one stay are disjoint, and nobody enters again before the last one of an earlier stay has landed.
+        """
+        return self.asks_prompt_logprobs and self.prompt_logprobs_until < min(num_computed + 1, self.num_prompt_tokens)
 
     # Moving in and out of the slot table
 

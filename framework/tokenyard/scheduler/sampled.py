@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from tokenyard.engine_outputs import FinishedRequest
+from tokenyard.logprob_rows import of_kept_tokens
 from tokenyard.request import FinishReason
+from tokenyard.scheduler.prompt_logprobs import undelivered
 from tokenyard.scheduler.step import NO_SLOTS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from tokenyard.arrays import BoolArray, IntArray, LongArray
-    from tokenyard.runner_output import ModelRunnerOutput
+    from tokenyard.runner_output import Logprobs, ModelRunnerOutput, PromptLogprobs
     from tokenyard.scheduler.request_state import Request
     from tokenyard.scheduler.running import Landed
     from tokenyard.scheduler.slots import SlotTable
     from tokenyard.scheduler_output import SchedulerOutput
-
-_NO_TOKENS: IntArray = np.empty(0, dtype=np.int32)
 
 
 class Taken(NamedTuple):
@@ -29,6 +29,7 @@ class Taken(NamedTuple):
     request_ids: tuple[str, ...]  # [N]
     num_tokens: IntArray  # [N]
     token_ids: IntArray  # [sum(num_tokens)]
+    logprobs: Logprobs | None  # of some of token_ids
     stopped: BoolArray | None  # [N] the last token is a stop token; None = no row's is
     full: BoolArray  # [N] the request has reached its greatest length
 
@@ -44,14 +45,17 @@ class SampledTokens:
 
     def take(self, output: SchedulerOutput, result: ModelRunnerOutput, landed: Landed) -> Taken:
         """Append each row's sampled tokens to its request, up to the token that ends it."""
-        slots, tokens, alive = output.slots, result.token_ids, landed.alive
+        slots, tokens, logprobs, alive = output.slots, result.token_ids, result.logprobs, landed.alive
         num_sampling = np.count_nonzero(result.num_sampled)
         if landed.preempted or len(tokens) > num_sampling:
             return self._take_row_by_row(output, result, landed)
         if alive is not None or num_sampling < len(slots):
             sampled = result.num_sampled == 1
             slots = slots[sampled] if alive is None else slots[sampled & alive]
-            tokens = tokens if alive is None else tokens[alive[sampled]]
+            if alive is not None:
+                kept = alive[sampled]
+                tokens = tokens[kept]
+                logprobs = logprobs and of_kept_tokens(logprobs, kept)
         table = self._table
         position = table.num_tokens[slots]
         length = position + 1
@@ -62,7 +66,7 @@ class SampledTokens:
             stopped = (table.stop_ids[slots] == tokens[:, None]).any(axis=1)
             stopped &= length >= table.min_stop_tokens[slots]
         full = length >= table.max_total_tokens[slots]
-        return Taken(self._names_of(slots), self._ones(len(slots)), tokens, stopped, full)
+        return Taken(self._names_of(slots), self._ones(len(slots)), tokens, logprobs, stopped, full)
 
     def ends(
         self,
@@ -95,6 +99,17 @@ class SampledTokens:
                 ended.append(_end_of(request, int(taken.token_ids[last_token[row]]), is_stop))
         return ended
 
+    def prompt_logprobs(
+        self, output: SchedulerOutput, result: ModelRunnerOutput, landed: Landed
+    ) -> Sequence[PromptLogprobs]:
+        """What the step computed of prompts, for requests that are still there, did not fail and do not have it."""
+        if not result.prompt_logprobs:
+            return ()
+        requests = self._rows_requests(output, landed)
+        return undelivered(
+            result.prompt_logprobs, (request for request in requests if request.request_id not in result.errors)
+        )
+
     def _rows_requests(self, output: SchedulerOutput, landed: Landed) -> list[Request]:
         """The requests of a step that are still there. An id alone may name a later request by now."""
         running = (self._table.requests[slot] for slot in output.slots.tolist())
@@ -104,18 +119,21 @@ class SampledTokens:
         """Rows with several tokens (speculation), or of requests that were preempted meanwhile."""
         waiting = dict(landed.preempted)
         ends = np.cumsum(result.num_sampled)
+        kept = np.zeros(len(result.token_ids), dtype=np.bool_)
         taken: list[tuple[Request, IntArray, bool]] = []
         for row in np.flatnonzero(result.num_sampled).tolist():
             request = waiting.get(row) or self._table.requests[int(output.slots[row])]
             if request is not None:
-                sampled = result.token_ids[ends[row] - result.num_sampled[row] : ends[row]]
-                tokens, is_stop = _until_end(request, sampled)
+                start = ends[row] - result.num_sampled[row]
+                tokens, is_stop = _until_end(request, result.token_ids[start : ends[row]])
+                kept[start : start + len(tokens)] = True
                 request.append(tokens)
                 taken.append((request, tokens, is_stop))
         return Taken(
             tuple(request.request_id for request, _, _ in taken),
             np.array([len(tokens) for _, tokens, _ in taken], dtype=np.int32),
-            np.concatenate([_NO_TOKENS, *(tokens for _, tokens, _ in taken)]),
+            result.token_ids[kept],
+            result.logprobs and of_kept_tokens(result.logprobs, kept),
             np.array([is_stop for _, _, is_stop in taken], dtype=np.bool_),
             np.array([request.num_tokens >= request.max_total_tokens for request, _, _ in taken], dtype=np.bool_),
         )

@@ -41,6 +41,7 @@ class SlotTable:
         self.requests: list[Request | None] = [None] * capacity  # None where not held
         self.names: list[Slot] = [Slot(index, 0) for index in range(capacity)]  # index and generation of each
         self.num_with_stop_ids = 0  # held slots whose request has any
+        self.num_with_prompt_logprobs = 0  # held slots whose request asks for them
         self._free = list(range(capacity - 1, -1, -1))
 
     @property
@@ -64,6 +65,7 @@ class SlotTable:
         self.requests[index] = request
         self.is_held[index] = True
         self.num_with_stop_ids += bool(request.core.stop_token_ids)
+        self.num_with_prompt_logprobs += request.asks_prompt_logprobs
         request.enter(self, index)
         slot = self.names[index] = Slot(index, int(self.generation[index]))
         return slot
@@ -73,6 +75,8 @@ class SlotTable:
         if self.stop_ids[index, 0] != _NO_TOKEN:
             self.stop_ids[index] = _NO_TOKEN
             self.num_with_stop_ids -= 1
+        request = self.requests[index]
+        self.num_with_prompt_logprobs -= request is not None and request.asks_prompt_logprobs
         self.requests[index] = None
         self.is_held[index] = False
 

@@ -91,6 +91,7 @@ class StepBuilder:
         table = self._table
         slots, counts, samples, moved = self._rows()
         before = table.num_computed[slots]
+        after = before + counts
         output = SchedulerOutput(
             step=self.num_steps,
             scheduled_at=now,
@@ -101,10 +102,11 @@ class StepBuilder:
             num_computed_tokens=before,
             num_scheduled_tokens=counts,
             samples=samples,
+            wants_prompt_logprobs=self._wants_prompt_logprobs(after),
             block_table_updates=tuple(self._updates),
             finished=tuple(self._ended),
         )
-        table.num_computed[slots] = before + counts
+        table.num_computed[slots] = after
         table.in_flight[slots] += moved
         self._moved[self.num_steps] = moved
         self.num_steps += 1
@@ -131,6 +133,16 @@ class StepBuilder:
         counts = np.concatenate((ones, counts))
         moved = np.stack((counts, samples.astype(np.int32), np.ones_like(counts)), axis=1)
         return np.concatenate((decodes, slots)), counts, samples, moved
+
+    def _wants_prompt_logprobs(self, ends: IntArray) -> BoolArray | None:
+        """[R] of rows whose tokens up to `ends` [R] are computed then; None = none. Decodes compute no such token."""
+        if not self._slots or not self._table.num_with_prompt_logprobs:
+            return None
+        wants = np.zeros(len(ends), dtype=np.bool_)
+        for row, slot in enumerate(self._slots, len(self._decodes)):
+            request = self._table.requests[slot]
+            wants[row] = request is not None and request.lacks_prompt_logprobs(int(ends[row]))
+        return wants if wants.any() else None
 
     def _generations_of(self, slots: LongArray) -> IntArray:
         """A slot is left and taken again only with a new array of slots, so the same array has the same generations."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tokenyard.testing.contracts.engine_core import EngineCoreContract
     from tokenyard.testing.contracts.executor import ExecutorContract
     from tokenyard.testing.contracts.kv_cache import KVCacheManagerContract
+    from tokenyard.testing.contracts.logits_processor import LogitsProcessorContract
     from tokenyard.testing.contracts.observer import ObserverContract
     from tokenyard.testing.contracts.policy import PolicyContract
     from tokenyard.testing.contracts.scheduler import SchedulerContract
@@ -28,6 +29,7 @@ _HOME = {
     "EngineHarness": "tokenyard.testing.harness",
     "ExecutorContract": "tokenyard.testing.contracts.executor",
     "KVCacheManagerContract": "tokenyard.testing.contracts.kv_cache",
+    "LogitsProcessorContract": "tokenyard.testing.contracts.logits_processor",
     "MissingExtraError": "tokenyard.testing.errors",
     "ObserverContract": "tokenyard.testing.contracts.observer",
     "PolicyContract": "tokenyard.testing.contracts.policy",
@@ -43,6 +45,7 @@ __all__ = [
     "EngineHarness",
     "ExecutorContract",
     "KVCacheManagerContract",
+    "LogitsProcessorContract",
     "MissingExtraError",
     "ObserverContract",
     "PolicyContract",

@@ -147,7 +147,7 @@ class EngineHarness:
             parent_id=parent,
             deadline=deadline,
             service_level=service_level,
-            skip_prefix_cache=skip_prefix_cache,
+            skip_prefix_cache=skip_prefix_cache or params.prompt_logprobs is not None,
             cache_salt=cache_salt,
             lora_name=lora_name,
             extra_keys=tuple(extra_keys),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tokenyard.errors import ValidationError
 from tokenyard.testing.errors import ContractViolation
 from tokenyard.testing.invariants import check_delivered, split_tokens
+from tokenyard.testing.logprob_rules import check_prompt_logprobs, check_sampled_logprobs
 from tokenyard.testing.trace import short
 
 if TYPE_CHECKING:
@@ -65,8 +66,12 @@ class Ledger:
     def take(self, outputs: EngineCoreOutputs, landed: Sequence[WorkerStep] | None) -> None:
         """What one turn of the loop told; `landed` is what it is checked against, None = it is not."""
         delivered = split_tokens(outputs)
+        if landed is not None:
+            check_prompt_logprobs(outputs, self._records)
         for request_id, token_ids in delivered.items():
             self._told(request_id).deliver(token_ids)
+        if landed is not None:
+            check_sampled_logprobs(outputs, self._records)
         for admitted in outputs.admitted:
             self._told(admitted.request_id).num_cached = admitted.num_cached_tokens
         for ended in outputs.finished:

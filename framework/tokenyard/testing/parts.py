@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tokenyard.catalogue import Catalogue, Entry, Provider
 from tokenyard.clock import VirtualClock
 from tokenyard.config import EngineConfig
+from tokenyard.descriptors import kind_of
 from tokenyard.errors import ConfigError, ValidationError
 from tokenyard.launch.assemble import Decorate, EngineParts, as_it_is, assemble_parts, make_policy
 from tokenyard.launch.cache_size import CacheSize, size_kv_cache
@@ -31,7 +32,7 @@ DEFAULT_MAX_MODEL_LEN = 8192
 def catalogue_with(*descriptors: Descriptor[Any], installed: Catalogue | None = None) -> Catalogue:
     """The installed plugins and these parts, each in the place of an installed one of its kind and name."""
     provider = Provider(distribution="under-test", version="0", entry_point="under_test")
-    own = {(descriptor.kind, descriptor.name) for descriptor in descriptors}
+    own = {(kind_of(descriptor), descriptor.name) for descriptor in descriptors}
     others = [entry for entry in (installed or load_catalogue()).entries() if (entry.kind, entry.name) not in own]
     return Catalogue([*others, *(Entry(descriptor=descriptor, provider=provider) for descriptor in descriptors)])
 

@@ -35,6 +35,7 @@ class RequestRecord:
     error: str | None = None
     num_preemptions: int = 0
     num_resumed: int = 0  # times that it went on after a preemption
+    prompt_logprobs_until: int = 1  # those of the prompt tokens before this one were delivered; the first has none
     num_cached: int = 0  # prompt tokens that the prefix cache saved at its first admission
     wait_reason: WaitReason | None = None
     wait_detail: str | None = None

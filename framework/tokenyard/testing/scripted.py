@@ -16,6 +16,7 @@ from tokenyard.runner_output import ModelRunnerOutput
 from tokenyard.testing.errors import ContractViolation
 from tokenyard.testing.inputs import script_tokens
 from tokenyard.testing.memory import TokenChain
+from tokenyard.testing.scripted_logprobs import prompt_logprobs, sampled_logprobs
 from tokenyard.testing.worker_side import StepRow, WorkerLimits, WorkerSide, WorkerStep
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class ScriptedExecutor(Executor):
     It knows from the SchedulerOutputs alone what a worker knows (slots, tokens, block tables), keeps what each K/V
     block would hold, and raises ContractViolation at a step that a worker could not run rightly. That violation is kept
     in `violation`, since a loop may turn it into an error of its own. `step_seconds` makes each step take that long
-    on `clock`.
+    on `clock`. Log probabilities are those of `scripted_logprobs.logprob_of`.
     """
 
     def __init__(
@@ -162,6 +163,8 @@ class ScriptedExecutor(Executor):
             step=step.output.step,
             num_sampled=np.array([len(row) for row in rows], dtype=np.int32),
             token_ids=np.array([token for row in rows for token in row], dtype=np.int32),
+            logprobs=sampled_logprobs(step, self._vocab_size),
+            prompt_logprobs=prompt_logprobs(step, self._vocab_size),
             errors={request_id: text for request_id, text in self.errors.items() if request_id in ids},
         )
 

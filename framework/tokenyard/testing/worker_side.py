@@ -17,6 +17,8 @@ from tokenyard.testing.memory import NULL_BLOCK, BlockMemory, TokenChain
 
 if TYPE_CHECKING:
     from tokenyard.arrays import IntArray
+    from tokenyard.request import PoolingParams
+    from tokenyard.sampling_params import SamplingParams
     from tokenyard.scheduler_output import BlockTableUpdate, RequestStart, SchedulerOutput, Slot
 
 
@@ -40,6 +42,8 @@ class HeldSlot:
     chain: TokenChain  # known tokens: prompt and sampled
     tables: list[list[int]]  # per KV group
     num_computed: int  # steps in flight included
+    num_prompt_tokens: int
+    params: SamplingParams | PoolingParams
     num_sampling: int = 0  # steps in flight that sample a token for it
     is_gone: bool = False  # it left the batch
     has_ended: bool = False  # its request was told to have ended
@@ -54,6 +58,7 @@ class StepRow:
     end: int
     samples: bool
     tables: tuple[IntArray, ...]  # as they were when the step arrived
+    wants_prompt_logprobs: bool = False
     sampled: list[int] = field(default_factory=list)  # once the step has landed
 
 
@@ -173,7 +178,9 @@ class WorkerSide:
         self._generations[start.slot.index] = start.slot.generation
         chain = self._make_chain(start.request_id)
         chain.extend(start.token_ids.tolist())
-        held = HeldSlot(start.request_id, start.slot, chain, [], start.num_computed_tokens)
+        held = HeldSlot(
+            start.request_id, start.slot, chain, [], start.num_computed_tokens, start.num_prompt_tokens, start.params
+        )
         for block_ids in start.block_ids:
             num_hit = start.num_computed_tokens // self.limits.block_size
             self._check_new_blocks(held, block_ids[num_hit:].tolist())
@@ -271,7 +278,8 @@ class WorkerSide:
         held.num_computed = start + count
         held.num_sampling += samples
         tables = tuple(np.array(table, dtype=np.int32) for table in held.tables)
-        return StepRow(held, start, start + count, samples, tables)
+        wants = output.wants_prompt_logprobs is not None and bool(output.wants_prompt_logprobs[row])
+        return StepRow(held, start, start + count, samples, tables, wants)
 
     def _check_tables(self, held: HeldSlot, start: int, end: int) -> None:
         size = self.limits.block_size

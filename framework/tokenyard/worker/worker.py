@@ -19,6 +19,7 @@ from tokenyard.worker.attention_choice import AttentionChoice, choose_attention
 from tokenyard.worker.device import available_kv_bytes, choose_device, choose_dtype, set_threads, zeros
 from tokenyard.worker.input_batch import InputBatch
 from tokenyard.worker.kv_groups import KVGroups, group_layers
+from tokenyard.worker.logits_processors import LogitsProcessors, load_logits_processors
 from tokenyard.worker.model_runner import ModelRunner
 from tokenyard.worker.sampler import Sampler
 
@@ -39,6 +40,7 @@ class _Loaded(NamedTuple):
     backend: AttentionBackend
     spec: AttentionSpec
     groups: KVGroups
+    processors: LogitsProcessors
     max_model_len: int
 
 
@@ -56,7 +58,7 @@ class Worker:
     def load(self) -> WorkerReport:
         """Load the model and choose the attention backend."""
         started = time.perf_counter()
-        files = resolve_model(self._config.model.name, self._on_progress)
+        files = resolve_model(self._config.model.name, self._on_progress, revision=self._config.model.revision)
         dtype = choose_dtype(self._config.model.dtype, files.torch_dtype)
         model = load_model(files, dtype=dtype, device=self._device)
         spec = self._attention_spec(model, dtype)
@@ -65,7 +67,10 @@ class Worker:
         choice = choose_attention(catalogue, self._config.attention.name, spec, Platform())
         max_model_len = self._longest_request(files)
         groups = group_layers(model.shape.layers, max_model_len)
-        self._loaded = _Loaded(model, self._make_backend(choice, spec), spec, groups, max_model_len)
+        processors = load_logits_processors(
+            self._config, catalogue, model.shape.vocab_size, self._device.type, self._seed()
+        )
+        self._loaded = _Loaded(model, self._make_backend(choice, spec), spec, groups, processors, max_model_len)
         return WorkerReport(
             kv_cache_groups=_group_specs(groups, model.shape, dtype),
             available_bytes=available_kv_bytes(self._config.kv_cache, self._device),
@@ -81,7 +86,7 @@ class Worker:
         """Allocate the K/V cache and make the runner."""
         if self._loaded is None:
             raise RuntimeError("load() comes first")
-        model, backend, spec, groups, max_model_len = self._loaded
+        model, backend, spec, groups, processors, max_model_len = self._loaded
         tensors = self._kv_tensors(backend.kv_cache_layout(spec, plan.num_blocks), spec.dtype, groups.num_tensors, plan)
         max_model_len = max_model_len if plan.max_model_len is None else plan.max_model_len
         self._runner = ModelRunner(
@@ -89,9 +94,10 @@ class Worker:
             backend=backend,
             layers=groups.assign(model.shape.layers),
             kv_caches=[tensors[place] for place in groups.tensor_of()],
-            batch=self._input_batch(plan.block_size, max_model_len, len(groups.groups)),
-            sampler=Sampler(self._seed(), self._device),
+            batch=self._input_batch(plan.block_size, max_model_len, len(groups.groups), processors),
+            sampler=Sampler(self._device),
             device=self._device,
+            seed=self._seed(),
         )
 
     def execute(self, output: SchedulerOutput) -> None:
@@ -142,11 +148,17 @@ class Worker:
             ) from error
         return [(key, value) for key, value in pairs]
 
-    def _input_batch(self, block_size: int, max_model_len: int, num_groups: int) -> InputBatch:
+    def _input_batch(
+        self, block_size: int, max_model_len: int, num_groups: int, processors: LogitsProcessors
+    ) -> InputBatch:
         num_slots = self._config.scheduler.max_num_seqs
         try:
             return InputBatch(
-                num_slots=num_slots, max_model_len=max_model_len, block_size=block_size, num_groups=num_groups
+                num_slots=num_slots,
+                max_model_len=max_model_len,
+                block_size=block_size,
+                num_groups=num_groups,
+                processors=processors.start,
             )
         except (MemoryError, ValueError) as error:
             raise CapacityError(

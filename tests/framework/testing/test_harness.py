@@ -226,8 +226,8 @@ def test_stop_strings_are_refused_since_there_is_no_text() -> None:
 def test_refused_and_misspelt_sampling_fields_are_told_by_name() -> None:
     with pytest.raises(ValidationError, match="max_tokens"):
         harness().add([1], max_tokens=0)
-    with pytest.raises(UnsupportedError, match="logprobs"):
-        harness().add([1], logprobs=2)
+    with pytest.raises(UnsupportedError, match="flat_logprobs"):
+        harness().add([1], flat_logprobs=True)
     with pytest.raises(TypeError, match="did you mean 'max_tokens'"):
         harness().add([1], max_token=3)
 

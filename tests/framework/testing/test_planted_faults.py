@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import planted_logprobs
 import planted_parts as planted
 import pytest
 from tokenyard.config import NoOptions
 from tokenyard.descriptors import Descriptor
+from tokenyard.interfaces import Executor, ExecutorContext
 from tokenyard.testing import (
     ContractViolation,
     EngineCoreContract,
@@ -19,6 +21,9 @@ from tokenyard.testing import (
     SchedulerContract,
 )
 from tokenyard.testing.contracts.base import Contract
+
+LOGPROBS = "test_logprobs_are_those_of_the_sampled_tokens"
+PROMPT_LOGPROBS = "test_prompt_logprobs_do_not_depend_on_chunks"
 
 
 def found(suite: Contract, part: Descriptor[NoOptions], overrides: Sequence[str], rule: Callable[[], None]) -> str:
@@ -91,6 +96,13 @@ def test_a_broken_manager_is_found(make: type, test: str, rule: str) -> None:
         (planted.TellsTwice, "test_every_request_ends_exactly_once", "request.ends_once"),
         (planted.FallsAsleep, "test_every_request_ends_exactly_once", "progress.stalled"),
         (planted.DropsATenthToken, "test_every_request_ends_exactly_once", "request.tokens_as_sampled"),
+        (planted_logprobs.PassesLogprobsOn, "test_logprobs_stay_with_their_tokens", "request.logprobs_as_sampled"),
+        (planted_logprobs.PassesPromptLogprobsOn, "test_logprobs_stay_with_their_tokens", "request.only_live"),
+        (
+            planted_logprobs.NeverAsks,
+            "test_logprobs_stay_with_their_tokens",
+            "request.prompt_logprobs_complete",
+        ),
     ],
 )
 def test_a_broken_scheduler_is_found(make: type, test: str, rule: str) -> None:
@@ -128,9 +140,15 @@ def test_a_broken_loop_is_found(make: type, test: str, rule: str) -> None:
     [
         (planted.SwapsRows, "test_rows_keep_their_order", "executor.row_order"),
         (planted.AnswersAnything, "test_an_unknown_function_is_refused", "executor.unknown_rpc"),
+        (planted_logprobs.forgets_logprobs, LOGPROBS, "executor.logprobs"),
+        (planted_logprobs.leaves_out_the_token_itself, LOGPROBS, "executor.logprobs"),
+        (planted_logprobs.loses_the_last_of_a_chunk, PROMPT_LOGPROBS, "executor.prompt_logprobs"),
+        (planted_logprobs.likely_tokens_in_any_order, PROMPT_LOGPROBS, "executor.prompt_logprobs"),
     ],
 )
-def test_a_broken_executor_is_found(make: type, test: str, rule: str, tiny_llama_dir: Path) -> None:
+def test_a_broken_executor_is_found(
+    make: Callable[[ExecutorContext], Executor], test: str, rule: str, tiny_llama_dir: Path
+) -> None:
     suite = ExecutorContract()
     suite._rigs = []
     overrides = ["executor=planted", f"model.name={tiny_llama_dir}", "model.dtype=float32", "kv_cache.num_blocks=64"]

@@ -6,6 +6,9 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
+from tokenyard.errors import LogitsProcessorError
+from tokenyard.interfaces import RowLogitsProcessor
 from tokenyard.request import PoolingParams
 from tokenyard.sampling_params import SamplingParams
 from tokenyard.scheduler_output import BlockTableUpdate, RequestStart, SchedulerOutput, Slot
@@ -61,7 +64,7 @@ def test_prompts_and_decodes_are_packed_one_after_another() -> None:
     assert inputs.seq_lens.tolist() == [3, 6]
     assert inputs.slot_mappings[0].tolist() == [12, 13, 14, 8, 9]
     assert inputs.block_tables[0].tolist() == [[3, 0], [1, 2]]
-    assert inputs.logits_rows.tolist() == [4]
+    assert inputs.sampled_rows.tolist() == [4]
 
 
 def test_a_sampled_token_is_the_next_input_without_being_sent() -> None:
@@ -161,3 +164,82 @@ def test_a_request_that_pools_is_not_taken_for_one_that_samples() -> None:
     )
     with pytest.raises(TypeError, match="pools"):
         make().apply(output([(0, 0, 1, True)], new=[wrong]))
+
+
+def asking(*rows: tuple[int, int, int, bool, bool], **parts: object) -> SchedulerOutput:
+    """Rows of (slot, computed, scheduled, samples, wants prompt logprobs)."""
+    wants = np.array([row[4] for row in rows])
+    return output([row[:4] for row in rows], wants_prompt_logprobs=wants, **parts)
+
+
+def test_prompt_tokens_that_are_asked_for_follow_the_tokens_that_are_computed() -> None:
+    batch = make()
+    starts = [start(0, [*range(20, 30)], [1, 2, 3]), start(1, [*range(40, 45)], [4, 5]), start(2, [7], [6])]
+    first = asking((0, 0, 4, False, True), (1, 0, 5, True, True), (2, 0, 1, True, True), new=starts)
+    batch.apply(first)
+    inputs = batch.build(first)
+    assert [(one.row, one.request.request_id, one.start, one.token_ids.tolist()) for one in inputs.prompts] == [
+        (0, "r0", 1, [21, 22, 23, 24]),  # the last one is of the next chunk
+        (1, "r1", 1, [41, 42, 43, 44]),  # behind the last one comes no prompt token
+    ]
+    assert inputs.prompt_rows.tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert inputs.sampled_rows.tolist() == [8, 9]
+    second = asking((1, 5, 1, True, False), (0, 4, 6, True, True))
+    batch.append(ints(1), ints(5), ints(99))
+    batch.apply(second)
+    inputs = batch.build(second)
+    assert [(one.row, one.start, one.token_ids.tolist()) for one in inputs.prompts] == [(1, 5, [25, 26, 27, 28, 29])]
+    assert inputs.prompt_rows.tolist() == [1, 2, 3, 4, 5]
+    assert inputs.sampled_rows.tolist() == [0, 6]
+
+
+def test_a_step_that_nobody_asks_in_has_no_prompt_rows() -> None:
+    batch = make()
+    first = output([(0, 0, 3, True)], new=[start(0, [1, 2, 3], [1])])
+    batch.apply(first)
+    inputs = batch.build(first)
+    assert (inputs.prompts, inputs.prompt_rows.tolist()) == ((), [])
+
+
+def test_output_tokens_of_a_resumed_request_are_not_of_its_prompt() -> None:
+    batch = make()
+    resumed = dataclasses.replace(start(0, [*range(10)], [1, 2, 3]), num_prompt_tokens=4)
+    step = asking((0, 0, 10, True, True), resumed=[resumed])
+    batch.apply(step)
+    (rows,) = batch.build(step).prompts
+    assert (rows.start, rows.token_ids.tolist()) == (1, [1, 2, 3])
+
+
+def test_known_tokens_are_a_view_that_cannot_be_written_to() -> None:
+    batch = make()
+    batch.apply(output([(0, 0, 3, True)], new=[start(0, [5, 6, 7], [1])]))
+    batch.append(ints(0), ints(3), ints(99))
+    tokens = batch.tokens(0, 4)
+    assert tokens.tolist() == [5, 6, 7, 99]
+    with pytest.raises(ValueError, match="read-only"):
+        tokens[0] = 1
+    batch.append(ints(0), ints(4), ints(98))
+    assert batch.tokens(0, 5).tolist() == [5, 6, 7, 99, 98]
+
+
+def test_each_stay_gets_a_processor_of_its_own_and_one_that_fails_fails_when_it_is_called() -> None:
+    made: list[RequestStart] = []
+
+    def processors(entering: RequestStart) -> RowLogitsProcessor | None:
+        made.append(entering)
+        if entering.slot.index == 1:
+            raise LogitsProcessorError("no such luck")
+        return (lambda logits, output: None) if entering.slot.index == 0 else None
+
+    batch = InputBatch(num_slots=4, max_model_len=32, block_size=4, num_groups=1, processors=processors)
+    starts = [start(index, [1, 2], [index + 1]) for index in range(3)]
+    batch.apply(output([(0, 0, 2, True), (1, 0, 2, True), (2, 0, 2, True)], new=starts))
+    first, second, third = batch.requests(ints(0, 1, 2))
+    assert first.processor is not None
+    assert second.processor is not None
+    assert third.processor is None
+    with pytest.raises(LogitsProcessorError, match="no such luck"):
+        second.processor(torch.zeros(5), ints())
+    again = dataclasses.replace(starts[0], token_ids=ints(1, 2, 3))
+    batch.apply(output([(0, 0, 3, True)], finished=[Slot(0, 1)], resumed=[again]))
+    assert made == [*starts, again]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import window_models
-from tokenyard.interfaces import AttentionBackendContext, AttentionSpec
+from tokenyard.arrays import IntArray
+from tokenyard.errors import LogitsProcessorError
+from tokenyard.interfaces import AttentionBackendContext, AttentionSpec, RowLogitsProcessor
 from tokenyard.model.files import resolve_model
 from tokenyard.model.loader import load_model
+from tokenyard.runner_output import ModelRunnerOutput
 from tokenyard.sampling_params import SamplingParams
 from tokenyard.scheduler_output import BlockTableUpdate, RequestStart, SchedulerOutput, Slot
 from tokenyard.worker.input_batch import InputBatch
@@ -29,7 +32,12 @@ NUM_BLOCKS = 1000
 class Loop:
     """A scheduler as plain as it can be. Blocks that left a window are filled with NaN and given to others."""
 
-    def __init__(self, folder: Path, block_size: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        block_size: int,
+        processors: Callable[[RequestStart], RowLogitsProcessor | None] = lambda start: None,
+    ) -> None:
         self.block_size = block_size
         model = load_model(resolve_model(str(folder)), dtype=torch.float32, device=CPU)
         self.groups: KVGroups = group_layers(model.shape.layers, MAX_MODEL_LEN)
@@ -53,10 +61,15 @@ class Loop:
             layers=self.groups.assign(model.shape.layers),
             kv_caches=[self.tensors[place] for place in self.groups.tensor_of()],
             batch=InputBatch(
-                num_slots=1, max_model_len=MAX_MODEL_LEN, block_size=block_size, num_groups=len(self.groups.groups)
+                num_slots=1,
+                max_model_len=MAX_MODEL_LEN,
+                block_size=block_size,
+                num_groups=len(self.groups.groups),
+                processors=processors,
             ),
-            sampler=Sampler(0, CPU),
+            sampler=Sampler(CPU),
             device=CPU,
+            seed=0,
         )
         self.free = list(range(NUM_BLOCKS - 1, 0, -1))
         self.tables: list[list[list[int]]] = []  # [slot][group]
@@ -65,7 +78,7 @@ class Loop:
         self.waiting: dict[int, RequestStart] = {}
         self.num_freed = 0
 
-    def add(self, prompt: list[int]) -> None:
+    def add(self, prompt: list[int], params: SamplingParams = GREEDY) -> None:
         slot = len(self.tokens)
         self.tokens.append(list(prompt))
         self.computed.append(0)
@@ -77,11 +90,11 @@ class Loop:
             num_prompt_tokens=len(prompt),
             num_computed_tokens=0,
             block_ids=tuple(np.array(table, dtype=np.int32) for table in self.tables[slot]),
-            params=GREEDY,
+            params=params,
         )
 
-    def step(self, scheduled: dict[int, int]) -> None:
-        """Compute `scheduled[slot]` more tokens of each request."""
+    def step(self, scheduled: dict[int, int], wants: Sequence[bool] | None = None) -> ModelRunnerOutput:
+        """Compute `scheduled[slot]` more tokens of each request; `wants` says which rows want prompt logprobs."""
         updates = [update for slot, count in scheduled.items() for update in self._grow(slot, count)]
         before = [self.computed[slot] for slot in scheduled]
         after = [done + count for done, count in zip(before, scheduled.values(), strict=True)]
@@ -93,16 +106,17 @@ class Loop:
             num_computed_tokens=np.array(before, dtype=np.int32),
             num_scheduled_tokens=np.array(list(scheduled.values()), dtype=np.int32),
             samples=np.array([done == len(self.tokens[slot]) for slot, done in zip(scheduled, after, strict=True)]),
+            wants_prompt_logprobs=None if wants is None else np.array(wants),
             block_table_updates=updates,
         )
         self.runner.execute(output)
         result = self.runner.sample()
-        assert not result.errors
         sampled = iter(result.token_ids.tolist())
         for slot, done, count in zip(scheduled, after, result.num_sampled.tolist(), strict=True):
             self.tokens[slot] += [next(sampled) for _ in range(count)]
             self.computed[slot] = done
             self._leave_window(slot)
+        return result
 
     def run(self, budget: int, num_tokens: int, prompts: list[list[int]]) -> list[list[int]]:
         """All prompts at once under a token budget; the outputs."""
@@ -115,7 +129,7 @@ class Loop:
                 if wanted and len(self.tokens[slot]) < len(prompt) + num_tokens:
                     scheduled[slot] = wanted
                     left -= wanted
-            self.step(scheduled)
+            assert not self.step(scheduled).errors
         return [tokens[len(prompt) :] for tokens, prompt in zip(self.tokens, prompts, strict=True)]
 
     def _take(self, count: int) -> list[int]:
@@ -182,3 +196,76 @@ def test_errors_of_one_row_name_its_request_and_leave_the_others_alone(window_mo
     assert list(result.errors) == ["r0"]
     assert result.num_sampled.tolist() == [0, 1]
     assert result.token_ids.tolist() == transformers_greedy(folder, prompts[1], 2)[1:]
+
+
+ASKS = SamplingParams(temperature=0, logprobs=1)
+
+
+def test_a_processor_sees_its_own_output_so_far_and_changes_its_own_row_alone(
+    window_model: Callable[[str], Path],
+) -> None:
+    folder = window_model("mistral")
+    seen: list[list[int]] = []
+
+    def forbid(logits: torch.Tensor, output: IntArray) -> None:
+        seen.append(output.tolist())
+        logits[int(logits.argmax())] = -torch.inf
+
+    prompts = [prompt_of(6, 1), prompt_of(9, 2)]
+    loop = Loop(folder, 4, lambda start: forbid if start.slot.index == 0 else None)
+    outputs = loop.run(100, 4, prompts)
+    plain = Loop(folder, 4).run(100, 4, prompts)
+    assert outputs[1] == plain[1]
+    assert outputs[0][0] != plain[0][0]
+    assert seen == [outputs[0][:count] for count in range(4)]
+
+
+@pytest.mark.parametrize("is_at_start", [True, False])
+def test_a_processor_that_fails_ends_its_row_alone_and_the_others_keep_their_logprobs(
+    is_at_start: bool, window_model: Callable[[str], Path]
+) -> None:
+    folder = window_model("mistral")
+
+    def fail(logits: torch.Tensor, output: IntArray) -> None:
+        logits.fill_(torch.nan)  # what it leaves behind is nobody's
+        raise LogitsProcessorError("wrong argument")
+
+    def processors(start: RequestStart) -> RowLogitsProcessor | None:
+        if start.slot.index != 1:
+            return None
+        if is_at_start:
+            raise LogitsProcessorError("wrong argument")
+        return fail
+
+    prompts = [prompt_of(6, 1), prompt_of(9, 2), prompt_of(5, 3)]
+    loop, plain = Loop(folder, 4, processors), Loop(folder, 4)
+    for prompt in prompts:
+        loop.add(prompt, ASKS)
+    plain.add(prompts[0], ASKS)
+    plain.add(prompts[2], ASKS)
+    assert not loop.step({0: 6, 1: 4}).errors  # in mid-prompt there is nothing to process
+    result, expected = loop.step({0: 1, 1: 5, 2: 5}), (plain.step({0: 6}), plain.step({0: 1, 1: 5}))[1]
+    assert result.errors == {"r1": "wrong argument"}
+    assert result.num_sampled.tolist() == [1, 0, 1]
+    assert result.token_ids.tolist() == expected.token_ids.tolist()
+    assert result.logprobs is not None
+    assert expected.logprobs is not None
+    assert result.logprobs.rows.tolist() == [0, 1]
+    assert result.logprobs.token_ids.tolist() == expected.logprobs.token_ids.tolist()
+    assert np.allclose(result.logprobs.logprobs, expected.logprobs.logprobs, atol=1e-4)
+
+
+def test_damage_that_shows_in_a_prompt_ends_that_request_before_it_samples(window_model: Callable[[str], Path]) -> None:
+    folder = window_model("mistral")
+    loop = Loop(folder, 4)
+    for seed in (1, 2):
+        loop.add(prompt_of(9, seed), SamplingParams(temperature=0, prompt_logprobs=1))
+    assert [chunk.request_id for chunk in loop.step({0: 4, 1: 4}, [True, True]).prompt_logprobs] == ["r0", "r1"]
+    for cache in loop.tensors[0]:
+        cache[loop.tables[0][0][0]] = torch.inf
+    result = loop.step({0: 5, 1: 5}, [True, True])
+    assert list(result.errors) == ["r0"]
+    assert result.num_sampled.tolist() == [0, 1]
+    assert [(chunk.request_id, chunk.start, len(chunk.logprobs.rows)) for chunk in result.prompt_logprobs] == [
+        ("r1", 5, 4)
+    ]

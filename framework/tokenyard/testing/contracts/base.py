@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hypothesis import HealthCheck, Phase, given, settings
 
+from tokenyard.descriptors import kind_of
 from tokenyard.errors import ConfigError, nearest
 from tokenyard.launch.assemble import as_it_is
 from tokenyard.launch.compose import load_engine_config
@@ -106,7 +107,7 @@ class Contract:
         values = [override.value for override in parsed if override.key == key]
         if any(value and not (self._kind == "policy" and value in schedulers) for value in values):
             return overrides
-        names = [part.name for part in parts if part.kind == self._kind]
+        names = [part.name for part in parts if kind_of(part) == self._kind]
         if len(names) == 1:
             return [*overrides, self._choice.replace("NAME", names[0])]
         misspelt = nearest("overrides", vars(type(self)))

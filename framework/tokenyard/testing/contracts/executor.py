@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from tokenyard.launch.assemble import build_engine
 from tokenyard.request import EngineCoreRequest
 from tokenyard.sampling_params import SamplingParams
 from tokenyard.testing.contracts.base import Contract, Loaded, check_equal, expect, no_errors, seeded
+from tokenyard.testing.contracts.logprobs import ReceivedLogprobs, check_logprobs, check_prompt_logprobs
 from tokenyard.testing.contracts.recorders import Recorder, RecordingExecutor
 from tokenyard.testing.errors import ContractViolation
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 _LENGTHS = (3, 17, 1, 8, 30)  # of the prompts
 _MAX_TOKENS = 5
+_GREEDY = SamplingParams(temperature=0.0, max_tokens=_MAX_TOKENS)
 _MOST_STEPS = 500
 
 
@@ -34,6 +37,7 @@ class Rig:
     def __init__(self, loaded: Loaded) -> None:
         self._recorder = Recorder()
         self.engine: RunningEngine = build_engine(loaded.config, loaded.catalogue, decorate=self._recorder.decorate)
+        self.logprobs = ReceivedLogprobs()
         self._num_added = 0
 
     @property
@@ -50,31 +54,34 @@ class Rig:
         draw = seeded(7)
         return [[draw.randrange(self.report.vocab_size) for _ in range(length)] for length in _LENGTHS]
 
-    def run(self, prompts: list[list[int]], num_prompt: int = 0) -> dict[str, list[int]]:
-        """Greedy tokens by the prompt's number, all in one batch as far as it goes."""
+    def run(
+        self, prompts: list[list[int]], num_prompt: int = 0, *, params: SamplingParams = _GREEDY
+    ) -> dict[str, list[int]]:
+        """Tokens by the prompt's number, all in one batch as far as it goes; greedy unless `params` say otherwise."""
         tokens: dict[str, list[int]] = {}
         names = {}
         for number, prompt in enumerate(prompts, num_prompt):
-            names[self._add(prompt)] = str(number)
+            names[self._add(prompt, params)] = str(number)
             tokens[str(number)] = []
         for _ in range(_MOST_STEPS):
             if not self.engine.core.has_requests():
                 return tokens
             outputs = self.engine.core.step()
             _take(outputs, names, tokens)
+            self.logprobs.take(outputs, names)
         raise ContractViolation("progress.bounded", f"not done after {_MOST_STEPS} steps")
 
     def close(self) -> None:
         self.engine.core.shutdown()
 
-    def _add(self, prompt: list[int]) -> str:
+    def _add(self, prompt: list[int], params: SamplingParams) -> str:
         name = f"x{self._num_added}"
         self._num_added += 1
         self.engine.core.add_request(
             EngineCoreRequest(
                 request_id=name,
                 prompt_token_ids=np.array(prompt, dtype=np.int32),
-                params=SamplingParams(temperature=0.0, max_tokens=_MAX_TOKENS),
+                params=params,
                 arrival_time=self.engine.clock.now(),
             )
         )
@@ -131,6 +138,23 @@ class ExecutorContract(Contract):
         expect(bool(groups) and min(groups) > 0, "executor.report", f"K/V groups are {report.kv_cache_groups}")
         expect(report.vocab_size > 0, "executor.report", f"vocab_size is {report.vocab_size}")
         expect(report.available_bytes >= 0, "executor.report", f"available_bytes is {report.available_bytes}")
+
+    def test_logprobs_are_those_of_the_sampled_tokens(self) -> None:
+        """`executor.logprobs`: rows that ask have them: the token's own, then as many of the likeliest as wanted."""
+        rig = self._rig()
+        for number, (prompt, count) in enumerate(zip(rig.prompts(), (None, 0, 1, 3, 3), strict=True)):
+            params = dataclasses.replace(_GREEDY, logprobs=count)
+            tokens = rig.run([prompt], number, params=params)
+            check_logprobs(rig.logprobs, str(number), tokens[str(number)], count)
+
+    def test_prompt_logprobs_do_not_depend_on_chunks(self) -> None:
+        """`executor.prompt_logprobs`: every prompt token but the first has them, whole or in chunks, and the same."""
+        whole, chunked = self._rig(), self._rig("scheduler.max_num_batched_tokens=7", "scheduler.max_num_seqs=4")
+        params, prompts = dataclasses.replace(_GREEDY, prompt_logprobs=2), whole.prompts()
+        for rig in (whole, chunked):
+            rig.run(prompts, params=params)
+        for number, prompt in enumerate(prompts):
+            check_prompt_logprobs(whole.logprobs, chunked.logprobs, str(number), prompt)
 
     def test_an_unknown_function_is_refused(self) -> None:
         """`executor.unknown_rpc`: `collective_rpc` raises ConfigError, which names what there is."""

@@ -63,6 +63,17 @@ class SchedulerContract(Contract):
 
         self.for_all(check, arrivals(), shapes())
 
+    def test_logprobs_stay_with_their_tokens(self) -> None:
+        """`scheduler.logprobs`: sampled tokens keep theirs, and a prompt's are complete before its first output."""
+        loaded, overlap = self.load(), self.load("engine=overlap")
+
+        def check(trace: Sequence[Operation], shape: Shape) -> None:
+            with no_errors("scheduler.raises"):
+                for one in (loaded, overlap):
+                    play(one.harness(shape), trace, asks_logprobs=True)
+
+        self.for_all(check, traces(), shapes())
+
     def test_schedules_are_deterministic(self) -> None:
         """`scheduler.deterministic`: a schedule depends on the requests and the seed alone."""
         loaded = self.load()

@@ -140,10 +140,11 @@ def _shape(seed: int) -> Shape:
 
 
 class Player:
-    """Plays a trace on an engine and keeps its schedule."""
+    """Plays a trace on an engine and keeps its schedule; with `asks_logprobs` most requests ask for some."""
 
-    def __init__(self, harness: EngineHarness) -> None:
+    def __init__(self, harness: EngineHarness, *, asks_logprobs: bool = False) -> None:
         self.harness = harness
+        self._asks_logprobs = asks_logprobs
         self.schedule: list[dict[str, int]] = []  # of each step: id -> tokens
         self._eos_at: dict[str, int] = {}
         self._gave_none: set[tuple[str, int]] = set()
@@ -196,6 +197,8 @@ class Player:
                 max_tokens=operation.max_tokens,
                 cache_salt=operation.salt,
                 client=f"c{operation.family}",
+                logprobs=number % 3 if self._asks_logprobs and number % 4 else None,
+                prompt_logprobs=number % 2 if self._asks_logprobs and number % 3 else None,
             )
         except CapacityError:  # refused as it may be; it leaves no trace
             return
@@ -217,8 +220,10 @@ def _number(request_id: str, index: int) -> int:
     return zlib.crc32(f"{request_id}/{index}".encode())
 
 
-def play(harness: EngineHarness, operations: Sequence[Operation]) -> Mapping[str, Result]:
+def play(
+    harness: EngineHarness, operations: Sequence[Operation], *, asks_logprobs: bool = False
+) -> Mapping[str, Result]:
     """Play a trace to the end of every request."""
-    player = Player(harness)
+    player = Player(harness, asks_logprobs=asks_logprobs)
     player.play(operations)
     return player.finish()
