@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from tokenyard.descriptors import PLUGIN_API, ComponentDescriptor, Descriptor
+from tokenyard.descriptors import PLUGIN_API, Descriptor, kind_of
 from tokenyard.errors import PluginConflictError, PluginError, did_you_mean
 
 if TYPE_CHECKING:
@@ -80,10 +80,7 @@ class Entry:
     @property
     def kind(self) -> str:
         """`policy`, `attention`, ...; for an open-ended component its own kind."""
-        descriptor = self.descriptor
-        if isinstance(descriptor, ComponentDescriptor):
-            return descriptor.component_kind
-        return descriptor.kind
+        return kind_of(self.descriptor)
 
     @property
     def incompatibility(self) -> str | None:

@@ -18,16 +18,20 @@ class NoOptions:
 
 NO_OPTIONS = NoOptions()
 
+DEFAULT_MAX_LOGPROBS = 20
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Group `model`: which model, and how it is loaded."""
 
-    name: str = "smollm2-135m"  # the default model's name, a folder, or a .gguf file
+    name: str = "smollm2-135m"  # the default model's name, a folder, a .gguf file, or a Hub id
+    revision: str | None = None  # of a Hub id: a branch, tag or commit; None = what the cache has of main, else main
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto = the checkpoint's own
     max_model_len: int | None = None  # prompt + output tokens; None = the model's own limit, -1 = what the memory holds
     seed: int | None = None  # of unseeded sampling; None = the top-level seed
     quantization: None = None  # none is available yet
+    max_logprobs: int = DEFAULT_MAX_LOGPROBS  # most that a request may ask for of a position; -1 = no limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +107,14 @@ class ObserverConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LogitsProcessorConfig:
+    """One entry of `logits_processors`: a logits processor by name with its options."""
+
+    name: str
+    options: object = NO_OPTIONS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PluginsConfig:
     """Group `plugins`: which installed plugins may be loaded. Built-in ones can be disabled but need no allowing."""
 
@@ -123,4 +135,5 @@ class EngineConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     plugins: PluginsConfig = field(default_factory=PluginsConfig)
     observers: tuple[ObserverConfig, ...] = ()
+    logits_processors: tuple[LogitsProcessorConfig, ...] = ()  # in the order in which they run
     seed: int = 0  # the default of model.seed, workloads and policies

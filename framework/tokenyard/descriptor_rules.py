@@ -19,6 +19,7 @@ from tokenyard.descriptors import (
     SchedulerDescriptor,
 )
 from tokenyard.hookspecs import CONFIG_PATHS_HOOK, DESCRIPTOR_TYPES
+from tokenyard.request import HINT_KEYS
 
 _NAME = re.compile(r"[a-z0-9_-]{1,64}")
 _CONFIG_PATH = re.compile(r"pkg://[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -113,9 +114,19 @@ def _check_own_fields(where: str, item: Descriptor[object]) -> None:
         rank: object = item.auto_rank
         _require(where, callable(item.supports), "supports must be callable", item.supports)
         _require(where, rank is None or type(rank) is int, "auto_rank must be an int or None", rank)
+    if isinstance(item, PolicyDescriptor):
+        _check_metadata_type(where, item.metadata_type)
     if isinstance(item, SchedulerDescriptor):
         takes_policy: object = item.takes_policy
         _require(where, isinstance(takes_policy, bool), "takes_policy must be a bool", takes_policy)
+
+
+def _check_metadata_type(where: str, metadata_type: object) -> None:
+    is_dataclass = isinstance(metadata_type, type) and dataclasses.is_dataclass(metadata_type)
+    _require(where, is_dataclass, "metadata_type must be a dataclass", metadata_type)
+    names = {field.name for field in dataclasses.fields(metadata_type)}  # type: ignore[arg-type]  # a dataclass
+    if taken := sorted(names & {*HINT_KEYS}):
+        raise BrokenRuleError(f"{where}: metadata_type has a field '{taken[0]}', which is a hint for every policy")
 
 
 def _a(value: object) -> str:

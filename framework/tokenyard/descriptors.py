@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from tokenyard.config import NoOptions
 
@@ -67,10 +67,16 @@ class SchedulerDescriptor(Descriptor[OptionsT]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyDescriptor(Descriptor[OptionsT]):
-    """A scheduling policy, chosen by `scheduler=NAME`; options live under `scheduler.policy`."""
+    """A scheduling policy, chosen by `scheduler=NAME`; options live under `scheduler.policy`.
+
+    `metadata_type` (API 1.3) is a dataclass of what users may tell the policy of a request, besides the hints that
+    every policy gets: its fields are keys of the request's scheduling hints, checked and converted as options are, and
+    come as `RequestView.metadata`.
+    """
 
     kind = "policy"
     factory: Callable[[OptionsT, PolicyContext], SchedulingPolicy]
+    metadata_type: type = NoOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +119,13 @@ class ObserverDescriptor(Descriptor[OptionsT]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComponentDescriptor(Descriptor[OptionsT]):
-    """Any other kind (eviction rules, predictors, latency models, workloads, ...), named by `component_kind`."""
+    """Any other kind (logits processors, predictors, latency models, workloads, ...), named by `component_kind`."""
 
     kind = "component"
     component_kind: str
-    factory: Callable[[OptionsT, object], object]
+    factory: Callable[[OptionsT, Any], Any]  # of the kind's own context and class
+
+
+def kind_of(descriptor: Descriptor[Any]) -> str:
+    """`policy`, `attention`, ...; for an open-ended component its own kind."""
+    return descriptor.component_kind if isinstance(descriptor, ComponentDescriptor) else descriptor.kind

@@ -57,6 +57,10 @@ class EngineDeadError(TokenyardError):
     exit_code = 3
 
 
+class LogitsProcessorError(TokenyardError):
+    """A logits processor failed for one request; the message names both, and the request ends with it."""
+
+
 def nearest(name: str, allowed: Iterable[str]) -> str | None:
     """The allowed name closest to `name`, or None when nothing is close."""
     matches = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.6)

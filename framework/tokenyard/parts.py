@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from tokenyard.descriptors import Descriptor
+from tokenyard.descriptors import Descriptor, kind_of
 from tokenyard.errors import PluginError, TokenyardError
 
 DescriptorT = TypeVar("DescriptorT", bound=Descriptor[object])
@@ -20,11 +20,11 @@ def make_part(descriptor: DescriptorT, expected: type[PartT], build: Callable[[D
         raise
     except (Exception, SystemExit) as error:
         raise PluginError(
-            f"{descriptor.kind} '{descriptor.name}' failed to start: {type(error).__name__}: {error}"
+            f"{kind_of(descriptor)} '{descriptor.name}' failed to start: {type(error).__name__}: {error}"
         ) from error
     if not isinstance(part, expected):
         raise PluginError(
-            f"{descriptor.kind} '{descriptor.name}' is broken: its factory made a {type(part).__name__}, "
+            f"{kind_of(descriptor)} '{descriptor.name}' is broken: its factory made a {type(part).__name__}, "
             f"not a {expected.__name__}"
         )
     return part

@@ -23,6 +23,7 @@ _SELECTED_BY: Mapping[str, str] = {
     "attention": "attention={name}",
     "executor": "executor={name}",
     "observer": "observers=[{name}]",
+    "logits_processor": "logits_processors=[{name}]",
 }
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
+
+from tokenyard.config import NO_OPTIONS
 
 if TYPE_CHECKING:
     from tokenyard.arrays import IntArray
@@ -40,6 +42,29 @@ class ServiceLevel(NamedTuple):
     e2e: float | None = None  # arrival to last token
 
 
+HINT_KEYS = ("deadline", "client", "session", "slo")
+"""What users may hint at with every policy; all other keys are the active policy's own (since API 1.3)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulingHints:
+    """What a client tells the scheduler of a request (since API 1.3); `tokenyard.scheduling_hints` reads and checks it.
+
+    `metadata` is an instance of the active policy's `PolicyDescriptor.metadata_type`.
+    """
+
+    deadline: float | None = None  # seconds after arrival
+    client_id: str | None = None
+    session_id: str | None = None
+    service_level: ServiceLevel | None = None
+    metadata: object = NO_OPTIONS
+
+    def metadata_values(self) -> dict[str, object]:
+        """The metadata by name, as a policy sees it."""
+        named = fields(self.metadata)  # type: ignore[arg-type]  # a dataclass, by contract
+        return {one.name: getattr(self.metadata, one.name) for one in named}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCoreRequest:
     """One request as it crosses from a front end into EngineCore. Times are engine-clock seconds."""
@@ -61,4 +86,4 @@ class EngineCoreRequest:
     cache_salt: str | None = None  # tenants with different salts never share prefix-cache blocks
     lora_name: str | None = None
     extra_keys: tuple[ExtraKey, ...] = ()  # content that token ids do not tell, in order of position
-    metadata: Mapping[str, object] = field(default_factory=dict)  # typed by the active policy's schema
+    metadata: Mapping[str, object] = field(default_factory=dict)  # of the active policy's metadata_type, by field name

@@ -22,12 +22,20 @@ LOOPS = pytest.mark.parametrize("loop", ["sync", "overlap"])
 
 @pytest.fixture(autouse=True)
 def frozen(install: Install) -> None:
-    install("frozen_v1_0", "frozen_v1_1")
+    install("frozen_v1_0", "frozen_v1_1", "frozen_v1_2")
 
 
 def test_they_say_what_they_were_written_for() -> None:
     found = {entry.name: entry.descriptor.api_version for entry in load_catalogue().entries() if "frozen" in entry.name}
-    assert found == {"frozen_shortest_prompt": (1, 0), "frozen_urgent_first": (1, 1), "frozen_one_by_one": (1, 1)}
+    assert found == {
+        "frozen_shortest_prompt": (1, 0),
+        "frozen_urgent_first": (1, 1),
+        "frozen_one_by_one": (1, 1),
+        "frozen_plain": (1, 2),
+        "frozen_turns": (1, 2),
+        "frozen_unshared": (1, 2),
+        "frozen_cache_index": (1, 2),
+    }
 
 
 @LOOPS
@@ -78,3 +86,67 @@ def test_a_scheduler_without_the_later_methods_is_paused_by_keep_and_abort_and_r
     assert engine.pause("abort") == [last]
     assert engine.kv.num_free == engine.kv.num_total
     engine.close()
+
+
+@pytest.mark.parametrize("loop", ["frozen_plain", "sync", "overlap"])
+def test_a_policy_of_1_2_defers_and_a_manager_of_1_2_serves_every_loop(loop: str) -> None:
+    engine = EngineHarness(
+        [
+            "scheduler=frozen_turns",
+            "kv_cache=frozen_unshared",
+            f"engine={loop}",
+            "kv_cache.num_blocks=12",
+            "kv_cache.block_size=4",
+            "model.max_model_len=32",
+            "observers=[frozen_cache_index]",
+        ],
+        group_windows=(None, None),
+    )
+    first = engine.add([1, 2, 3], client="a", max_tokens=6)
+    engine.step()
+    second, other = (engine.add([1, 2, 3], client=client, max_tokens=6) for client in ("a", "b"))
+    engine.step()
+    assert engine.running == [first, other]
+    assert engine.waiting == [second]
+    engine.run()
+    assert [len(engine.request(name).output_token_ids) for name in (first, second, other)] == [6, 6, 6]
+    engine.check_idle()
+    engine.close()
+
+
+def test_a_loop_of_1_2_pauses_in_every_mode() -> None:
+    engine = EngineHarness(["engine=frozen_plain", "kv_cache.block_size=4"])
+    first = engine.add([1, 2, 3], max_tokens=5)
+    engine.step()
+    engine.pause("keep")
+    engine.step()
+    engine.resume()
+    engine.pause("wait")
+    second = engine.add([1, 2, 3], max_tokens=5)
+    while engine.running:
+        engine.step()
+    assert len(engine.request(first).output_token_ids) == 5
+    assert engine.waiting == [second]
+    assert engine.pause("abort") == [second]
+    engine.resume()
+    engine.check_idle()
+    engine.close()
+
+
+@pytest.mark.parametrize("loop", ["frozen_plain", "sync"])
+def test_a_loop_of_1_2_gives_the_tokens_texts_and_log_probabilities_of_the_built_in_one(
+    tiny_llama_dir: Path, loop: str
+) -> None:
+    """What 1.3 brought passes through a loop that knows nothing of it."""
+
+    def outputs(*overrides: str) -> list[object]:
+        given = [f"model.name={tiny_llama_dir}", "kv_cache.num_blocks=64", "kv_cache.block_size=4", *overrides]
+        params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=1, prompt_logprobs=1, n=2)
+        with LLM.from_config([*given, "model.dtype=float32"]) as llm:
+            found = llm.generate(PROMPTS, params, use_tqdm=False)
+        return [
+            (row.prompt_logprobs, [(one.token_ids, one.text, one.logprobs) for one in row.outputs]) for row in found
+        ]
+
+    frozen = outputs(f"engine={loop}", "kv_cache=frozen_unshared", "observers=[frozen_cache_index]")
+    assert frozen == outputs()

@@ -18,7 +18,7 @@ from tokenyard.launch.schema import GROUPS
 from tokenyard.llm import LLM
 from tokenyard.metrics import metrics_of
 from tokenyard.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from tokenyard.sampling_params import _AVAILABLE, SamplingParams
+from tokenyard.sampling_params import NOT_YET, SamplingParams
 
 from reference_sections.interfaces import members, method
 from reference_sections.markdown import code, joined, table
@@ -61,6 +61,8 @@ def llm_arguments() -> str:
 
 def _type_of(key: str) -> str:
     """How the core's own key is annotated."""
+    if key == "logits_processors":
+        return "list[str | dict[str, object]]"  # which the config converts
     group, _, name = key.partition(".")
     return {field.name: field.annotation for field in fields_of(GROUPS[group])}[name]
 
@@ -70,6 +72,8 @@ def _sets(name: str) -> str:
         return code("model.name")
     if name == "overrides":
         return "any key: Hydra overrides, which come last"
+    if name == "hf_token":
+        return "no key: a secret, used to fetch the model"
     if name in _COMPONENTS:
         return f"the group {code(name)}: a plugin's name"
     return code(_KEYS[name])
@@ -93,12 +97,12 @@ def sampling_params() -> str:
     available = [
         (code(field.name), code(written[field.name].annotation), code(repr(field.default)), about[field.name])
         for field in fields(SamplingParams)
-        if field.name in _AVAILABLE
+        if field.name not in NOT_YET
     ]
     others = [
         (code(field.name), code(written[field.name].default or ""))
         for field in fields(SamplingParams)
-        if field.name not in _AVAILABLE
+        if field.name in NOT_YET
     ]
     return joined(
         [

@@ -24,7 +24,8 @@ if typing.TYPE_CHECKING:
 
 _TITLES = ("key", "takes", "default", "meaning")
 _FLAG_HELP = {flag.key: flag.help for flag in _FLAGS}
-_OBSERVERS_TAKE = "a list of names, or of mappings with a name and options"
+_LISTS = ("observers", "logits_processors")
+_LIST_TAKES = "a list of names, or of mappings with a name and options"
 
 
 def groups() -> str:
@@ -47,7 +48,7 @@ def _rows(config_type: type, prefix: str, names: list[str]) -> list[tuple[str, s
     return [
         (
             code(prefix + field.name),
-            _OBSERVERS_TAKE if prefix + field.name == "observers" else _takes(hints[field.name]),
+            _LIST_TAKES if prefix + field.name in _LISTS else _takes(hints[field.name]),
             code(show(default_of(field)).strip("'")),
             _meaning(prefix + field.name, comments.get(field.name, "")),
         )
@@ -73,8 +74,8 @@ def _meaning(key: str, comment: str) -> str:
     group, _, name = key.rpartition(".")
     if name == "name" and not comment:
         return f"the component; {code(group.partition('.')[0] + '=NAME')} chooses it with its options"
-    if key == "observers":
-        return "see [observers](#observers)"
+    if key in _LISTS:
+        return f"see [{key.replace('_', ' ')}](#{key.replace('_', '-')})"
     return re.sub(r"\bNone\b", "null", comment or _FLAG_HELP.get(key, ""))
 
 
@@ -91,8 +92,8 @@ def _component(entry: Entry) -> tuple[str, str, str]:
 
 
 def _choice(entry: Entry) -> str:
-    if entry.kind == "observer":
-        return f"observers=[{entry.name}]"
+    if f"{entry.kind}s" in _LISTS:
+        return f"{entry.kind}s=[{entry.name}]"
     group = "scheduler" if entry.kind == "policy" else entry.kind
     return f"{group}={entry.name}" if group in COMPONENT_GROUPS else f"{entry.kind}: {entry.name}"
 
@@ -101,7 +102,8 @@ def _option_tables(entries: list[Entry]) -> Iterator[str]:
     for entry in entries:
         options_type = entry.descriptor.options_type
         if names := field_names(options_type):
-            prefix = {"policy": "scheduler.policy.", "observer": ""}.get(entry.kind, f"{entry.kind}.")
+            prefixes = {"policy": "scheduler.policy.", "observer": "", "logits_processor": ""}
+            prefix = prefixes.get(entry.kind, f"{entry.kind}.")
             yield f"### Options of {code(_choice(entry))}"
             yield table(_TITLES, _rows(options_type, prefix, names))
 

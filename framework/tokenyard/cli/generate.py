@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from tokenyard.cli.arguments import Given, Parser, make_parser, parse
 from tokenyard.cli.phases import Phases
-from tokenyard.cli.sampling_flags import add_sampling_flags, sampling_params
+from tokenyard.cli.sampling_flags import add_choice_flags, add_sampling_flags, sampling_params
 from tokenyard.cli.terminal import read_stdin, say
 from tokenyard.errors import TokenyardError, UserError
 
 if TYPE_CHECKING:
     from tokenyard.engine.input_processor import TokenizedPrompt
     from tokenyard.llm import LLM
-    from tokenyard.outputs import RequestOutput
+    from tokenyard.outputs import CompletionOutput, LogprobsOfPosition, RequestOutput
 
 
 def command_parser() -> Parser:
@@ -25,7 +25,7 @@ def command_parser() -> Parser:
     parser = make_parser("generate", '"PROMPT" [MODEL] [flags] [overrides]', description, model_at=1)
     parser.add_argument("--raw", action="store_true", help="complete the prompt as it is: no chat template")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
-    add_sampling_flags(parser)
+    add_choice_flags(add_sampling_flags(parser))
     return parser
 
 
@@ -38,6 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     text = read_stdin() if given.words[0] == "-" else given.words[0]
     if not text:
         raise UserError("the prompt is empty; give at least one token")
+    _check_shown(given)
     logging.getLogger("tokenyard.llm").setLevel(logging.INFO)  # a first start fetches the model: say so
     config = given.load()
     phases.end("config")
@@ -55,11 +56,12 @@ def main(arguments: Sequence[str]) -> int:
 def _answer(llm: LLM, text: str, given: Given, phases: Phases) -> int:
     params = sampling_params(given.flags, llm.get_default_sampling_params())
     prompt = _prompt(llm, text, given.flags.raw)
+    streams = params.n == 1 and not given.flags.json  # several answers come at once, and are shown one after the other
 
     def on_text(piece: str) -> None:
         if "first token" not in phases.seconds:
             phases.end("first token")
-        if piece and not given.flags.json:
+        if piece and streams:
             print(piece, end="", flush=True)
 
     output = llm.stream(prompt, params, on_text)
@@ -69,9 +71,19 @@ def _answer(llm: LLM, text: str, given: Given, phases: Phases) -> int:
     if given.flags.json:
         print(json.dumps(_as_json(output, llm, phases)))
     else:
-        print()
+        print("" if streams else _all_texts(output))
         say(_summary(output, phases))
     return 0
+
+
+def _check_shown(given: Given) -> None:
+    for flag, value in (("--logprobs", given.flags.logprobs), ("--prompt-logprobs", given.flags.prompt_logprobs)):
+        if value is not None and not given.flags.json:
+            raise UserError(f"{flag} needs --json, which prints them")
+
+
+def _all_texts(output: RequestOutput) -> str:
+    return "\n\n".join(f"[{completion.index}] {completion.text}" for completion in output.outputs)
 
 
 def _prompt(llm: LLM, text: str, raw: bool) -> TokenizedPrompt:
@@ -81,25 +93,47 @@ def _prompt(llm: LLM, text: str, raw: bool) -> TokenizedPrompt:
 
 
 def _summary(output: RequestOutput, phases: Phases) -> str:
-    completion, seconds = output.outputs[0], phases.seconds
-    num_rest = len(completion.token_ids) - 1
+    seconds, num_tokens = phases.seconds, sum(len(completion.token_ids) for completion in output.outputs)
+    num_rest = num_tokens - len(output.outputs)
     rate = f" ({num_rest / seconds['rest']:.1f} tokens/s after the first)" if num_rest > 0 and seconds["rest"] else ""
     first = phases.total - seconds["rest"]
+    reasons = dict.fromkeys(str(completion.finish_reason) for completion in output.outputs)
     return (
         f"[{phases}; first token {first:.2f} s after the start; {len(output.prompt_token_ids)} + "
-        f"{len(completion.token_ids)} tokens{rate}; finish reason {completion.finish_reason}]"
+        f"{num_tokens} tokens{rate}; finish reason {', '.join(reasons)}]"
     )
 
 
 def _as_json(output: RequestOutput, llm: LLM, phases: Phases) -> dict[str, object]:
-    completion = output.outputs[0]
     return {
         "model": llm.model_config.model,
-        "text": completion.text,
-        "token_ids": completion.token_ids,
+        **_choice(output.outputs[0]),
+        **({"choices": [_choice(completion) for completion in output.outputs]} if len(output.outputs) > 1 else {}),
         "prompt_token_ids": output.prompt_token_ids,
-        "finish_reason": completion.finish_reason,
-        "stop_reason": completion.stop_reason,
+        **({} if output.prompt_logprobs is None else {"prompt_logprobs": list(map(_position, output.prompt_logprobs))}),
         "num_cached_tokens": output.num_cached_tokens,
         "phases": {name: round(seconds, 4) for name, seconds in phases.seconds.items()},
     }
+
+
+def _choice(completion: CompletionOutput) -> dict[str, object]:
+    found: dict[str, object] = {
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+    }
+    if completion.logprobs is not None:
+        found["cumulative_logprob"] = completion.cumulative_logprob
+        found["logprobs"] = list(map(_position, completion.logprobs))
+    return found
+
+
+def _position(found: LogprobsOfPosition | None) -> list[dict[str, object]] | None:
+    """The tokens of one position, the text's own first; None for the first of a prompt."""
+    if found is None:
+        return None
+    return [
+        {"token_id": token_id, "logprob": one.logprob, "rank": one.rank, "token": one.decoded_token}
+        for token_id, one in found.items()
+    ]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tokenyard.cli.arguments import Parser, make_parser, parse
 from tokenyard.cli.terminal import say
 from tokenyard.errors import PluginError, UserError
+from tokenyard.interfaces.logits_processor import COMPONENT_KIND
 from tokenyard.platform import Platform
 from tokenyard.plugin_report import PluginRow, describe, explain
 from tokenyard.worker.attention_choice import AUTO, auto_walk
@@ -60,6 +61,7 @@ def active_components(config: EngineConfig, catalogue: Catalogue) -> set[tuple[s
         ("executor", config.executor.name),
     }
     active.update(("observer", observer.name) for observer in config.observers)
+    active.update((COMPONENT_KIND, processor.name) for processor in config.logits_processors)
     if config.scheduler.policy is not None:
         active.add(("policy", config.scheduler.policy.name))
     if config.attention.name == AUTO:

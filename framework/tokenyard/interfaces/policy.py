@@ -84,7 +84,11 @@ class RequestView(Protocol):
         """Tokens computed for it so far, those computed again after a preemption included."""
 
     @property
-    def metadata(self) -> Mapping[str, object]: ...
+    def metadata(self) -> Mapping[str, object]:
+        """What the user told this policy, by field of its `PolicyDescriptor.metadata_type`, as typed there.
+
+        All fields are there in requests of Tokenyard's front ends; a request that was made otherwise may have none.
+        """
 
 
 class SchedulerView(Protocol):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tokenyard.clock import Clock, MonotonicClock
+from tokenyard.config import NoOptions
 from tokenyard.descriptors import (
     Descriptor,
     EngineCoreDescriptor,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from tokenyard.catalogue import Catalogue
     from tokenyard.config import EngineConfig, ObserverConfig
     from tokenyard.model.files import ModelFiles
+    from tokenyard.model.hub import Token
 
 DescriptorT = TypeVar("DescriptorT", bound=Descriptor[object])
 PartT = TypeVar("PartT")
@@ -57,6 +59,7 @@ class RunningEngine:
     report: WorkerReport
     max_model_len: int
     num_blocks: int
+    metadata_type: type  # what the active policy may be told of a request: see PolicyDescriptor
 
 
 class Decorate(Protocol):
@@ -77,9 +80,15 @@ def build_engine(
     clock: Clock | None = None,
     on_progress: Callable[[str], None] | None = None,
     decorate: Decorate = as_it_is,
+    hub_token: Token = None,
 ) -> RunningEngine:
-    """Start the executor, load the model and put the parts together; nothing is left running when it raises."""
-    files = resolve_model(config.model.name, on_progress)
+    """Start the executor, load the model and put the parts together; nothing is left running when it raises.
+
+    `hub_token` is for fetching a Hub id. It is no part of the config, which is printed: whatever is fetched is in the
+    local cache before a worker looks for it.
+    """
+    files = resolve_model(config.model.name, on_progress, revision=config.model.revision, token=hub_token)
+    config = _at_commit(config, files)
     check_max_model_len(config, files)
     clock = clock or MonotonicClock()
     policy = make_policy(config, catalogue)  # before the model is loaded: a mistake should not cost that time
@@ -118,7 +127,15 @@ def build_engine(
         report=report,
         max_model_len=size.max_model_len,
         num_blocks=size.num_blocks,
+        metadata_type=metadata_type(config, catalogue),
     )
+
+
+def _at_commit(config: EngineConfig, files: ModelFiles) -> EngineConfig:
+    """With the commit for a revision: a branch may move before a worker asks for its files."""
+    if files.commit is None:
+        return config
+    return replace(config, model=replace(config.model, revision=files.commit))
 
 
 def _told(config: EngineConfig, method: str, call: Callable[[], PartT]) -> PartT:
@@ -207,6 +224,14 @@ def make_policy(config: EngineConfig, catalogue: Catalogue) -> SchedulingPolicy 
         SchedulingPolicy,
         lambda part: part.factory(policy.options, context),
     )
+
+
+def metadata_type(config: EngineConfig, catalogue: Catalogue) -> type:
+    """What users may tell the policy that the config names; NoOptions where there is none."""
+    policy = config.scheduler.policy
+    if policy is None:
+        return NoOptions
+    return chosen(catalogue, "policy", policy.name, PolicyDescriptor).metadata_type
 
 
 def chosen(catalogue: Catalogue, kind: str, name: str, expected: type[DescriptorT]) -> DescriptorT:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from tokenyard.config import (
@@ -10,6 +10,7 @@ from tokenyard.config import (
     EngineConfig,
     ExecutorConfig,
     KVCacheConfig,
+    LogitsProcessorConfig,
     LoopConfig,
     ModelConfig,
     ObserverConfig,
@@ -17,6 +18,7 @@ from tokenyard.config import (
     PolicyConfig,
     SchedulerConfig,
 )
+from tokenyard.interfaces.logits_processor import COMPONENT_KIND
 from tokenyard.launch.checks import check_config, refuse_targets
 from tokenyard.launch.convert import construct, convert, convert_fields, to_dataclass, wrong
 from tokenyard.launch.reserved import ONLY_VALUES, PLANNED_KEYS, refuse_group, refuse_value
@@ -56,7 +58,8 @@ def build_engine_config(values: Mapping[str, object], catalogue: Catalogue) -> E
         executor=_component(ExecutorConfig, "executor", values, chosen),
         model=to_dataclass(ModelConfig, group_values(values, "model"), "model"),
         plugins=build_plugins_config(group_values(values, "plugins")),
-        observers=_observers(values.get("observers"), catalogue),
+        observers=_listed(ObserverConfig, "observers", "observer", values, catalogue),
+        logits_processors=_listed(LogitsProcessorConfig, "logits_processors", COMPONENT_KIND, values, catalogue),
         seed=cast("int", convert(values.get("seed", EngineConfig().seed), int, "seed")),
     )
     check_config(config)
@@ -134,18 +137,22 @@ def _scheduler(values: Mapping[str, object], chosen: Chosen) -> SchedulerConfig:
     return _component(SchedulerConfig, "scheduler", values, chosen, policy=policy)
 
 
-def _observers(value: object, catalogue: Catalogue) -> tuple[ObserverConfig, ...]:
-    if value is None:
+def _listed(
+    config_type: Callable[..., GroupT], key: str, kind: str, values: Mapping[str, object], catalogue: Catalogue
+) -> tuple[GroupT, ...]:
+    """The components of a list of names, or of mappings with a name and options."""
+    rows = values.get(key)
+    if rows is None:
         return ()
-    if isinstance(value, str) or not isinstance(value, list | tuple):
-        raise wrong("observers", value, "a list of names, or of mappings with a name and options")
-    return tuple(_observer(item, f"observers[{index}]", catalogue) for index, item in enumerate(value))
+    if isinstance(rows, str) or not isinstance(rows, list | tuple):
+        raise wrong(key, rows, "a list of names, or of mappings with a name and options")
+    return tuple(config_type(**_named(item, f"{key}[{index}]", kind, catalogue)) for index, item in enumerate(rows))
 
 
-def _observer(item: object, key: str, catalogue: Catalogue) -> ObserverConfig:
+def _named(item: object, key: str, kind: str, catalogue: Catalogue) -> dict[str, object]:
     data = {"name": item} if isinstance(item, str) else item
     if not isinstance(data, Mapping) or not isinstance(data.get("name"), str):
         raise wrong(key, item, "a name, or a mapping with a name and options: {name: NAME, OPTION: VALUE}")
-    entry = catalogue.get("observer", data["name"])
+    entry = catalogue.get(kind, data["name"])
     options = {name: value for name, value in data.items() if name != "name"}
-    return ObserverConfig(name=entry.descriptor.name, options=to_dataclass(entry.descriptor.options_type, options, key))
+    return {"name": entry.name, "options": to_dataclass(entry.descriptor.options_type, options, key)}

@@ -53,6 +53,9 @@ def _check_model(model: ModelConfig) -> None:
         _at_least("model.max_model_len", model.max_model_len, 2, "tokens", fitted)
         _at_most("model.max_model_len", model.max_model_len, MAX_LENGTH, "tokens")
     _check_seed("model.seed", model.seed)
+    if not -1 <= model.max_logprobs <= MAX_LENGTH:
+        allowed = f"a whole number from 0 to {MAX_LENGTH}, or -1 for no limit"
+        raise wrong("model.max_logprobs", model.max_logprobs, allowed)
 
 
 def _check_scheduler(scheduler: SchedulerConfig) -> None:

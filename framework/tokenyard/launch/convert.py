@@ -49,7 +49,10 @@ def show(value: object) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number of too many digits
+        text = f"<{type(value).__name__}>"
     return text if len(text) <= 200 else f"{text[:197]}..."
 
 
@@ -145,7 +148,10 @@ def _convert_class(value: object, annotation: object, key: str) -> object:
 
 def _convert_scalar(value: object, annotation: type, key: str) -> object:
     if annotation is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise wrong(key, value, "a number that a float can hold") from None
     if annotation is Path and isinstance(value, str):
         return Path(value)
     if annotation not in (bool, int, float, str, Path):

@@ -24,6 +24,7 @@ __all__ = [
 
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _LENGTH = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT]?)", re.ASCII)
+_NAME = re.compile(r"[a-z0-9_-]+", re.ASCII)
 _DEST_PREFIX = "engine_"  # keeps the flags apart from a command's own arguments
 
 
@@ -77,6 +78,13 @@ def _integer(key: str, value: str, flag: str) -> str:
         raise ConfigError(f"{flag} takes a whole number, got {value!r}") from None
 
 
+def _names(key: str, value: str, flag: str) -> str:
+    names = [name.strip() for name in value.split(",")]
+    if not all(_NAME.fullmatch(name) for name in names):
+        raise ConfigError(f"{flag} takes names of plugins with commas between, such as a,b; got {value!r}")
+    return f"{key}=[{','.join(names)}]"
+
+
 def _number(key: str, value: str, flag: str) -> str:
     try:
         return f"{key}={float(value)}"
@@ -102,7 +110,8 @@ class _Flag:
 
 
 _FLAGS = (
-    _Flag("--model", "model.name", _text, "MODEL", "a model's name, a folder or a .gguf file, taken verbatim"),
+    _Flag("--model", "model.name", _text, "MODEL", "a name, a folder, a .gguf file or a Hub id, taken verbatim"),
+    _Flag("--revision", "model.revision", _text, "REVISION", "of a Hub id: a branch, tag or commit"),
     _Flag("--dtype", "model.dtype", _text, "TYPE", "auto, float32, bfloat16 or float16"),
     _Flag(
         "--max-model-len",
@@ -130,6 +139,14 @@ _FLAGS = (
     _Flag("--enable-prefix-caching", "kv_cache.enable_prefix_caching", None, "", "share the K/V of equal beginnings"),
     _Flag("--attention-backend", "attention", _text, "NAME", "an attention backend, or auto"),
     _Flag("--distributed-executor-backend", "executor", _text, "NAME", "an executor"),
+    _Flag("--max-logprobs", "model.max_logprobs", _integer, "N", "most logprobs of a position; -1 = no limit"),
+    _Flag(
+        "--logits-processors",
+        "logits_processors",
+        _names,
+        "NAMES",
+        "by name, with commas between; with options as logits_processors=[{name: NAME, OPTION: VALUE}]",
+    ),
 )
 
 _PARALLEL_SIZES = (
@@ -140,7 +157,7 @@ _PARALLEL_SIZES = (
 """Available with the value 1 only."""
 
 _UNAVAILABLE_TEXT = """
---quantization -q --trust-remote-code --revision --code-revision --tokenizer --tokenizer-revision --tokenizer-mode
+--quantization -q --trust-remote-code --code-revision --tokenizer --tokenizer-revision --tokenizer-mode
 --skip-tokenizer-init --hf-overrides --hf-config-path --hf-token --load-format --download-dir --config-format
 --served-model-name --generation-config --override-generation-config --enforce-eager --max-seq-len-to-capture
 --kv-cache-dtype --cpu-offload-gb --swap-space --prefix-caching-hash-algo --disable-sliding-window
@@ -149,12 +166,12 @@ _UNAVAILABLE_TEXT = """
 --enable-expert-parallel --data-parallel-size-local --data-parallel-address --data-parallel-rpc-port
 --data-parallel-backend --headless --api-server-count -asc --disable-custom-all-reduce
 --max-parallel-loading-workers --attention-config --speculative-config --compilation-config -O --kv-transfer-config
---kv-events-config --ec-transfer-config --structured-outputs-config --guided-decoding-backend --logits-processors
+--kv-events-config --ec-transfer-config --structured-outputs-config --guided-decoding-backend
 --logits-processor-pattern --reasoning-parser --tool-call-parser --tool-parser-plugin --enable-auto-tool-choice
 --enable-lora --max-loras --max-lora-rank --max-cpu-loras --lora-modules --lora-dtype --fully-sharded-loras
 --enable-prompt-embeds --limit-mm-per-prompt --mm-processor-kwargs --allowed-local-media-path --runner --convert
 --pooler-config --host --port --uds --api-key --chat-template-content-format --response-role --root-path
---ssl-keyfile --ssl-certfile --allowed-origins --middleware --max-log-len --max-logprobs --logprobs-mode
+--ssl-keyfile --ssl-certfile --allowed-origins --middleware --max-log-len --logprobs-mode
 --disable-log-stats --enable-log-requests --disable-log-requests --kv-cache-metrics --kv-cache-metrics-sample
 --otlp-traces-endpoint --collect-detailed-traces --enable-offline-docs --disable-fastapi-docs --additional-config
 --enable-sleep-mode --worker-cls --worker-extension-cls --device --profiler-config --num-lookahead-slots
@@ -190,6 +207,8 @@ class _OnlyOne(argparse.Action):
 
 
 def _not_available(flag: str) -> ConfigError:
+    if flag == "--hf-token":
+        return ConfigError("--hf-token is not available: everybody here can read a command line; set HF_TOKEN instead")
     return ConfigError(f"{flag} is not available in this version; remove it")
 
 

@@ -16,6 +16,7 @@ _COMPONENTS = ("scheduler", "attention", "engine", "kv_cache", "executor")
 
 _KEYS: Mapping[str, str] = {
     "dtype": "model.dtype",
+    "revision": "model.revision",
     "max_model_len": "model.max_model_len",
     "seed": "seed",
     "max_num_seqs": "scheduler.max_num_seqs",
@@ -27,6 +28,8 @@ _KEYS: Mapping[str, str] = {
     "kv_cache_memory_bytes": "kv_cache.memory",
     "gpu_memory_utilization": "kv_cache.gpu_memory_utilization",
     "enable_prefix_caching": "kv_cache.enable_prefix_caching",
+    "max_logprobs": "model.max_logprobs",
+    "logits_processors": "logits_processors",
 }
 
 _ALIASES: Mapping[str, str] = {
@@ -48,10 +51,8 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "tokenizer_mode": ("auto",),
     "skip_tokenizer_init": (False,),
     "quantization": (None,),
-    "revision": (None,),
     "tokenizer_revision": (None,),
     "chat_template": (None,),
-    "hf_token": (None,),
     "hf_overrides": (None, {}),
     "runner": ("auto", "generate"),
     "convert": ("auto",),
@@ -66,7 +67,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "attention_config": (None,),
     "compilation_config": (None,),
     "quantization_config": (None,),
-    "logits_processors": (None,),
     "kv_cache_dtype": ("auto",),
     "load_format": ("auto",),
     "offload_group_size": (0,),
@@ -80,7 +80,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "spec_tokens": (None,),
     "download_dir": (None,),
     "swap_space": (0, 4),
-    "max_logprobs": (20,),
     "device": ("auto",),
     "speculative_config": (None,),
     "enable_lora": (False,),
@@ -130,6 +129,15 @@ def _is_same(value: object, neutral: object) -> bool:
     return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
 
 
+def _check_processors(value: object) -> None:
+    """vLLM takes classes and their paths here; a config never names code."""
+    if not isinstance(value, list | tuple) or not all(isinstance(row, str | dict) for row in value):
+        raise ConfigError(
+            f"logits_processors={value!r}: give a list of plugins' names, or of dicts such as "
+            "{'name': NAME, OPTION: VALUE}; see `tokenyard plugins`"
+        )
+
+
 def _override(name: str, value: object) -> str | None:
     name = _ALIASES.get(name, name)
     if name == "dtype" and value is not None:
@@ -141,6 +149,8 @@ def _override(name: str, value: object) -> str | None:
         if not isinstance(value, str):
             raise ConfigError(f"{name}={value!r}: give the name of a plugin as text; see `tokenyard plugins`")
         return f"{name}={value}"
+    if name == "logits_processors" and value is not None:
+        _check_processors(value)
     if name in _KEYS:
         return None if value is None else f"{_KEYS[name]}={format_value(value)}"
     if name in _NEUTRAL:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -63,6 +64,20 @@ def run_command(command: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) 
         (["--min-tokens", "1"], {"min_tokens": 1}),
         (["--stop-token-id", "7", "--stop-token-id", "5"], {"stop_token_ids": [7, 5]}),
         (["--ignore-eos"], {"ignore_eos": True}),
+        (["--min-p", "0.05"], {"min_p": 0.05}),
+        (["--presence-penalty", "0.5"], {"presence_penalty": 0.5}),
+        (["--frequency-penalty", "-0.5"], {"frequency_penalty": -0.5}),
+        (["--repetition-penalty", "1.2"], {"repetition_penalty": 1.2}),
+        (["--include-stop-str-in-output"], {"include_stop_str_in_output": True}),
+        (["--no-skip-special-tokens"], {"skip_special_tokens": False}),
+        (["--skip-special-tokens"], {"skip_special_tokens": True}),
+        (["--logit-bias", '{"42": -100, "7": 3.5}'], {"logit_bias": {42: -100.0, 7: 3.5}}),
+        (["--allowed-token-id", "7", "--allowed-token-id", "5"], {"allowed_token_ids": [7, 5]}),
+        (["--bad-word", "one", "--bad-word", " two"], {"bad_words": ["one", " two"]}),
+        (
+            ["--extra-args", '{"no_repeat_ngram_size": 2}', "--logits-processors", "no_repeat_ngram"],
+            {"extra_args": {"no_repeat_ngram_size": 2}},
+        ),
     ],
     ids=lambda value: " ".join(value) or "nothing" if isinstance(value, list) else "",
 )
@@ -102,3 +117,70 @@ def test_a_stop_string_and_a_sampling_seed_do_what_they_say(
     stopped = answer("--sampling-seed", "3", "--stop", stop, "--stop", "never there")
     assert stopped["text"] == whole[: whole.index(stop)]
     assert (stopped["finish_reason"], stopped["stop_reason"]) == ("stop", stop)
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--logit-bias", "{5: 1}"], "argument --logit-bias: takes JSON, got '{5: 1}'"),
+        (["--logit-bias", '{"a": 1}'], "logit_bias: keys 'a' are not token ids"),
+        (["--logit-bias", "[1]"], r"logit_bias=\[1\] is not valid"),
+        (["--extra-args", '{"a": 1}'], "extra_args=.*: only logits processors read it"),
+        (["--repetition-penalty", "0"], "repetition_penalty=0"),
+        (["--min-p", "x"], "--min-p"),
+    ],
+)
+def test_a_sampling_flag_that_cannot_be_is_one_line(
+    capsys: pytest.CaptureFixture[str], tiny_llama_dir: Path, flags: list[str], told: str
+) -> None:
+    assert run(["generate", "hi", str(tiny_llama_dir), "kv_cache.num_blocks=16", "--max-model-len", "64", *flags]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert re.search(told, line)
+
+
+def test_generate_shows_every_answer(capsys: pytest.CaptureFixture[str], tiny_llama_dir: Path) -> None:
+    words = [
+        "generate",
+        "hi",
+        str(tiny_llama_dir),
+        "--raw",
+        "--max-tokens",
+        "5",
+        "--ignore-eos",
+        "--sampling-seed",
+        "3",
+    ]
+    words.append("kv_cache.num_blocks=16")
+    assert run([*words, "--n", "3", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["text"] == found["choices"][0]["text"]
+    assert len({tuple(choice["token_ids"]) for choice in found["choices"]}) == 3
+    assert [choice["finish_reason"] for choice in found["choices"]] == ["length"] * 3
+    assert run([*words, "--n", "3"]) == 0
+    shown = capsys.readouterr()
+    texts = [f"[{index}] {choice['text']}" for index, choice in enumerate(found["choices"])]
+    assert shown.out == "\n\n".join(texts) + "\n"
+    assert "+ 15 tokens" in shown.err
+    assert run([*words, "--json"]) == 0
+    assert "choices" not in json.loads(capsys.readouterr().out)
+
+
+def test_generate_prints_log_probabilities_as_json_alone(
+    capsys: pytest.CaptureFixture[str], tiny_llama_dir: Path
+) -> None:
+    words = ["generate", "hi", str(tiny_llama_dir), "--raw", "--max-tokens", "3", "--ignore-eos", "--temperature", "0"]
+    words += ["--logprobs", "2", "--prompt-logprobs", "1", "kv_cache.num_blocks=16"]
+    assert run([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row[0]["token_id"] for row in found["logprobs"]] == found["token_ids"]
+    assert all(len(row) == 2 and row[0]["rank"] == 1 for row in found["logprobs"])
+    assert found["cumulative_logprob"] == pytest.approx(sum(row[0]["logprob"] for row in found["logprobs"]))
+    assert found["prompt_logprobs"][0] is None
+    assert len(found["prompt_logprobs"]) == len(found["prompt_token_ids"])
+    assert run(words) == 2
+    assert "--logprobs needs --json" in capsys.readouterr().err
+
+
+def test_a_conversation_has_one_answer_a_turn(capsys: pytest.CaptureFixture[str], tiny_llama_dir: Path) -> None:
+    assert run(["chat", str(tiny_llama_dir), "--n", "2"]) == 2
+    assert "--n" in capsys.readouterr().err
