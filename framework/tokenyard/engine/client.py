@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from tokenyard.engine.driver import drive
 from tokenyard.engine.interrupts import interrupts_between_steps
@@ -19,11 +19,18 @@ if TYPE_CHECKING:
     from tokenyard.engine_outputs import EngineCoreOutputs
     from tokenyard.interfaces.engine_core import EngineCore
     from tokenyard.outputs import RequestOutput
+    from tokenyard.request import SchedulingHints
     from tokenyard.sampling_params import SamplingParams
+
+OnUpdate: TypeAlias = "Callable[[Sequence[str], Update], None]"
+"""Told the request ids that are run and each step's changes; may call `abort`."""
 
 
 class InprocClient:
-    """`complete` is the whole of it; requests are queued all or none."""
+    """`complete` is `submit`, `run` and `take` in one. Requests are queued all or none, each with all its choices.
+
+    Request ids are made here and never come again, so that nothing that a user calls a request can mix two up.
+    """
 
     def __init__(self, *, engine: EngineCore, clock: Clock, inputs: InputProcessor, outputs: OutputProcessor) -> None:
         self._engine = engine
@@ -31,39 +38,58 @@ class InprocClient:
         self._inputs = inputs
         self._outputs = outputs
         self._numbers = itertools.count()
-        self._open: set[str] = set()  # submitted, and neither taken nor discarded
+        self._open: dict[str, None] = {}  # submitted, in order, and neither taken nor discarded
 
     def submit(
-        self, prompts: Sequence[TokenizedPrompt], params: Sequence[SamplingParams], priorities: Sequence[int]
+        self,
+        prompts: Sequence[TokenizedPrompt],
+        params: Sequence[SamplingParams],
+        priorities: Sequence[int],
+        scheduling: Sequence[SchedulingHints | None] | None = None,
     ) -> list[str]:
         """Queue checked prompts and return their ids; when one is refused none is queued and the refusal is raised."""
-        submitted: list[str] = []
+        now, hints = self._clock.now(), [None] * len(prompts) if scheduling is None else scheduling
+        made = []
+        for prompt, row, priority, hint in zip(prompts, params, priorities, hints, strict=True):
+            request_id = str(next(self._numbers))
+            requests = self._inputs.make_requests(request_id, prompt, row, now, priority=priority, scheduling=hint)
+            made.append((request_id, prompt, row, requests))
+        request_ids = [request_id for request_id, *_ in made]
         try:
-            for prompt, row, priority in zip(prompts, params, priorities, strict=True):
-                request_id, now = str(next(self._numbers)), self._clock.now()
-                self._engine.add_request(self._inputs.make_request(request_id, prompt, row, now, priority))
-                submitted.append(request_id)
-                self._open.add(request_id)
-                self._outputs.add(request_id, prompt, row, now)
+            for request_id, prompt, row, requests in made:
+                self._open[request_id] = None
+                self._outputs.add(request_id, prompt, row, now, [request.request_id for request in requests])
+                for request in requests:
+                    self._engine.add_request(request)
         except BaseException:
-            self.discard(submitted)
+            self.discard(request_ids)
             raise
-        return submitted
+        return request_ids
+
+    def run(self, request_ids: Sequence[str] | None, on_update: OnUpdate) -> None:
+        """Step until these requests have ended; None = all that are open. What else is queued runs along.
+
+        What `on_update` raises, and Ctrl-C, comes between two steps and leaves all requests as they are: run again, or
+        `discard` them.
+        """
+        with interrupts_between_steps() as check_interrupt:
+            self._run(list(self._open) if request_ids is None else request_ids, on_update, check_interrupt)
+            check_interrupt()
 
     def complete(
         self,
         prompts: Sequence[TokenizedPrompt],
         params: Sequence[SamplingParams],
         priorities: Sequence[int],
-        on_update: Callable[[Sequence[str], Update], None],
+        on_update: OnUpdate,
+        scheduling: Sequence[SchedulingHints | None] | None = None,
     ) -> list[RequestOutput]:
         """Queue, run and take: the outputs in the order of the prompts.
 
-        `on_update` is told the request ids and each step's changes, and may call `abort`. Whatever it raises, and
-        Ctrl-C, ends the requests and leaves the engine as it was.
+        Whatever `on_update` raises, and Ctrl-C, ends the requests and leaves the engine as it was.
         """
         with interrupts_between_steps() as check_interrupt:
-            request_ids = self.submit(prompts, params, priorities)
+            request_ids = self.submit(prompts, params, priorities, scheduling)
             try:
                 self._run(request_ids, on_update, check_interrupt)
                 check_interrupt()
@@ -72,24 +98,9 @@ class InprocClient:
                 self.discard(request_ids)
                 raise
 
-    def _run(
-        self,
-        request_ids: Sequence[str],
-        on_update: Callable[[Sequence[str], Update], None],
-        check_interrupt: Callable[[], None],
-    ) -> None:
-        def deliver(outputs: EngineCoreOutputs) -> None:
-            update = self._outputs.process(outputs, self._clock.now())
-            if update.stopped:
-                self._engine.finish_requests(update.stopped, FinishReason.STOP)
-            on_update(request_ids, update)
-            check_interrupt()
-
-        drive(self._engine, self._clock, deliver)
-
     def abort(self, request_ids: Sequence[str]) -> None:
-        """End requests; unknown and ended ones are ignored."""
-        self._engine.finish_requests(request_ids, FinishReason.ABORT)
+        """End requests with all their choices; unknown and ended ones are ignored."""
+        self._engine.finish_requests(self._outputs.engine_ids(request_ids), FinishReason.ABORT)
         self._outputs.abort(request_ids, self._clock.now())
 
     def discard(self, request_ids: Sequence[str]) -> None:
@@ -97,19 +108,45 @@ class InprocClient:
 
         Afterwards they hold no blocks, unless other requests go on: then their last steps land with those.
         """
+        engine_ids = self._outputs.engine_ids(request_ids)
         self._outputs.forget(request_ids)
-        self._open.difference_update(request_ids)
+        for request_id in request_ids:
+            self._open.pop(request_id, None)
         with contextlib.suppress(TokenyardError):  # what ended the run is raised, not what came after it
-            self._engine.finish_requests(request_ids, FinishReason.ABORT)
+            self._engine.finish_requests(engine_ids, FinishReason.ABORT)
         with contextlib.suppress(TokenyardError):
             while not self._open and self._engine.has_requests() and self._engine.step().did_run:
                 pass
 
     def text(self, request_id: str) -> str:
-        """A request's text so far."""
+        """The text of a request's first choice so far."""
         return self._outputs.text(request_id)
 
+    def stream_output(self, request_id: str) -> RequestOutput | None:
+        """What a stream of this request sends next: see OutputProcessor.stream_output."""
+        return self._outputs.stream_output(request_id)
+
     def take(self, request_id: str) -> RequestOutput:
-        """A request's output; it is forgotten here."""
-        self._open.discard(request_id)
+        """A request's output; it is forgotten here. One that has not ended is ended first, and says so."""
+        if not self._outputs.is_finished(request_id):
+            self.abort([request_id])
+        self._open.pop(request_id, None)
         return self._outputs.pop(request_id)
+
+    def _run(self, request_ids: Sequence[str], on_update: OnUpdate, check_interrupt: Callable[[], None]) -> None:
+        def deliver(outputs: EngineCoreOutputs) -> None:
+            update = self._outputs.process(outputs, self._clock.now())
+            if update.stopped:
+                self._engine.finish_requests(update.stopped, FinishReason.STOP)
+            on_update(request_ids, update)
+            check_interrupt()
+
+        unfinished = list(reversed(request_ids))
+
+        def is_done() -> bool:
+            while unfinished and self._outputs.is_finished(unfinished[-1]):
+                unfinished.pop()
+            # With nobody else's requests the engine is run dry, so that no step of these is left in flight.
+            return not unfinished and self._outputs.num_unfinished > 0
+
+        drive(self._engine, self._clock, deliver, until=is_done)

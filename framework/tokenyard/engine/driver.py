@@ -48,16 +48,20 @@ class NoArrivals:
 
 
 def drive(
-    engine: EngineCore, clock: Clock, deliver: Callable[[EngineCoreOutputs], None], arrivals: Arrivals | None = None
+    engine: EngineCore,
+    clock: Clock,
+    deliver: Callable[[EngineCoreOutputs], None],
+    arrivals: Arrivals | None = None,
+    until: Callable[[], bool] | None = None,
 ) -> None:
-    """Run until every request has ended and no more will arrive.
+    """Run until every request has ended and no more will arrive, or until `until`, asked before each step, is true.
 
     Time passes in the executor, or, when nothing can run, until the earliest of the next arrival and the engine's
     `wake_at`. An engine that has requests, cannot run them and waits for nothing is stuck: EngineDeadError. One that
     does so because it is paused is alive, and whoever drives it has to resume it: UserError.
     """
     source = arrivals or NoArrivals()
-    while True:
+    while until is None or not until():
         for request in source.due(clock.now()):
             engine.add_request(request)
         if engine.has_requests():

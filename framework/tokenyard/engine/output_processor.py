@@ -2,163 +2,219 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from tokenyard.engine.detokenizer import Detokenizer
-from tokenyard.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from tokenyard.engine.logprobs import CompletionLogprobs, PromptLogprobsTaken, StepLogprobs, TokenTexts
+from tokenyard.engine.open_requests import Choice, OpenRequest
 from tokenyard.request import FinishReason
 
 if TYPE_CHECKING:
     from tokenyard.engine.input_processor import TokenizedPrompt
-    from tokenyard.engine_outputs import EngineCoreOutputs
+    from tokenyard.engine_outputs import EngineCoreOutputs, FinishedRequest
     from tokenyard.model.tokenizer import Tokenizer
+    from tokenyard.outputs import RequestOutput
+    from tokenyard.runner_output import PromptLogprobs
     from tokenyard.sampling_params import SamplingParams
 
 
 class Update(NamedTuple):
     """What one step changed for the users."""
 
-    touched: Sequence[str]  # request ids with new text or tokens
-    finished: Sequence[str]  # request ids that are complete
-    stopped: Sequence[str]  # of these, the ones that a stop string ended: the engine has to be told
+    touched: Sequence[str]  # request ids with new tokens or choices that ended
+    finished: Sequence[str]  # request ids that are complete: their last choice has ended
+    stopped: Sequence[str]  # engine ids of choices that a stop string ended: the engine has to be told
     num_new_tokens: int
 
 
-@dataclass(slots=True)
-class _State:
-    prompt: TokenizedPrompt
-    detokenizer: Detokenizer
-    arrival_time: float
-    first_scheduled_time: float | None = None
-    first_token_time: float | None = None
-    finished_time: float | None = None
-    num_cached_tokens: int = 0
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
-    error: str | None = None
-
-
 class OutputProcessor:
-    """Holds a request from `add` until `pop`."""
+    """Holds a request from `add` until `pop` or `forget`; for one thread at a time.
+
+    A request is known by its id. The engine knows each of its choices by an id of its own, a child's; with n = 1 the
+    two are the same.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._states: dict[str, _State] = {}
+        self._texts = TokenTexts(tokenizer)
+        self._requests: dict[str, OpenRequest] = {}
+        self._choices: dict[str, Choice] = {}  # those that have not ended, by engine id
 
-    def add(self, request_id: str, prompt: TokenizedPrompt, params: SamplingParams, arrival_time: float) -> None:
-        """Expect outputs of this request."""
-        detokenizer = Detokenizer(self._tokenizer, prompt.token_ids, params.stop_strings, params.min_tokens)
-        self._states[request_id] = _State(prompt, detokenizer, arrival_time)
+    @property
+    def num_unfinished(self) -> int:
+        """Choices that have not ended."""
+        return len(self._choices)
+
+    def add(
+        self,
+        request_id: str,
+        prompt: TokenizedPrompt,
+        params: SamplingParams,
+        arrival_time: float,
+        child_ids: Sequence[str],
+        label: str | None = None,
+    ) -> None:
+        """Expect outputs of this request, which the engine knows as `child_ids`, one for each choice.
+
+        Ids are of one use at a time; `label` is what the user calls the request, and need not be unique.
+        """
+        request = OpenRequest(
+            request_id=request_id,
+            label=request_id if label is None else label,
+            prompt=prompt,
+            params=params,
+            arrival_time=arrival_time,
+            num_unfinished=len(child_ids),
+        )
+        if params.prompt_logprobs is not None:
+            request.prompt_logprobs = PromptLogprobsTaken(len(prompt.token_ids), with_text=params.detokenize)
+        request.choices = [self._choice(request, index, child_id) for index, child_id in enumerate(child_ids)]
+        self._requests[request_id] = request
+        self._choices |= {choice.engine_id: choice for choice in request.choices}
 
     def process(self, outputs: EngineCoreOutputs, now: float) -> Update:
-        """Take in one step. Tokens of a request that a stop string has ended already are dropped."""
+        """Take in one step. Tokens of a choice that a stop string has ended already are dropped."""
         for admitted in outputs.admitted:
-            if state := self._states.get(admitted.request_id):
-                state.num_cached_tokens = admitted.num_cached_tokens
-                state.first_scheduled_time = admitted.scheduled_at
-        stopped = self._take_tokens(outputs, now)
-        finished = list(stopped)
-        for end in outputs.finished:
-            state = self._states.get(end.request_id)
-            if state is not None and state.finish_reason is None:
-                state.error = end.error
-                self._finish(state, end.reason, end.stop_reason, now)
-                finished.append(end.request_id)
-        alive_elsewhere = [request_id for request_id in stopped if request_id not in _ended(outputs)]
-        return Update(outputs.request_ids, finished, alive_elsewhere, len(outputs.token_ids))
+            if choice := self._choices.get(admitted.request_id):
+                choice.request.admit(admitted.num_cached_tokens, admitted.scheduled_at)
+        for chunk in outputs.prompt_logprobs:
+            self._take_prompt_logprobs(chunk)
+        ends = {end.request_id: end for end in outputs.finished}
+        touched, stopped, num_new_tokens = self._take_tokens(outputs, ends, now)
+        ended = [*stopped, *self._take_ends(outputs.finished, now)]
+        touched |= {choice.request.request_id: None for choice in ended}
+        finished = dict.fromkeys(choice.request.request_id for choice in ended if not choice.request.num_unfinished)
+        alive_elsewhere = [choice.engine_id for choice in stopped if choice.engine_id not in ends]
+        return Update(tuple(touched), tuple(finished), alive_elsewhere, num_new_tokens)
 
     def abort(self, request_ids: Sequence[str], now: float) -> None:
-        """These requests were ended from outside."""
+        """These requests were ended from outside, with all their choices."""
         for request_id in request_ids:
-            state = self._states.get(request_id)
-            if state is not None and state.finish_reason is None:
-                self._finish(state, FinishReason.ABORT, None, now)
+            request = self._requests.get(request_id)
+            for choice in request.choices if request is not None else ():
+                if choice.finish_reason is None:
+                    self._finish(choice, FinishReason.ABORT, None, now)
+
+    def engine_ids(self, request_ids: Sequence[str]) -> list[str]:
+        """What the engine calls the choices of these requests that have not ended."""
+        requests = [self._requests[request_id] for request_id in request_ids if request_id in self._requests]
+        return [choice.engine_id for request in requests for choice in request.choices if not choice.finish_reason]
+
+    def is_finished(self, request_id: str) -> bool:
+        """Whether no more tokens will come; also of a request that is not known any more."""
+        request = self._requests.get(request_id)
+        return request is None or not request.num_unfinished
 
     def text(self, request_id: str) -> str:
-        """The text so far; it only ever grows."""
-        return self._states[request_id].detokenizer.text
+        """The text of the first choice so far; it only ever grows."""
+        return self._requests[request_id].choices[0].detokenizer.text
 
     def output(self, request_id: str) -> RequestOutput:
         """The request with what it has produced so far."""
-        state = self._states[request_id]
-        completion = CompletionOutput(
-            index=0,
-            text=state.detokenizer.text,
-            token_ids=list(state.detokenizer.token_ids),
-            finish_reason=state.finish_reason.value if state.finish_reason else None,
-            stop_reason=state.stop_reason,
-        )
-        return RequestOutput(
-            request_id=request_id,
-            prompt=state.prompt.text,
-            prompt_token_ids=list(state.prompt.token_ids),
-            outputs=[completion],
-            finished=state.finish_reason is not None,
-            metrics=RequestMetrics(
-                arrival_time=state.arrival_time,
-                first_scheduled_time=state.first_scheduled_time,
-                first_token_time=state.first_token_time,
-                finished_time=state.finished_time,
-            ),
-            num_cached_tokens=state.num_cached_tokens,
-            error=state.error,
-        )
+        return self._requests[request_id].whole()
+
+    def stream_output(self, request_id: str) -> RequestOutput | None:
+        """What a stream sends next, by `output_kind` and `stream_interval`; None = nothing yet, or nothing any more.
+
+        CUMULATIVE: all choices with all that they have. DELTA: the choices with something new, and that only; the
+        prompt's logprobs come with the first one. FINAL_ONLY: all choices, once the last has ended. Asked less often,
+        it returns more at once: nothing is lost, and each choice's finish reason comes once.
+        """
+        return self._requests[request_id].next_output()
 
     def pop(self, request_id: str) -> RequestOutput:
         """The request's output; it is forgotten here."""
         output = self.output(request_id)
-        del self._states[request_id]
+        self.forget([request_id])
         return output
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Expect nothing more of these; unknown ones are ignored."""
         for request_id in request_ids:
-            self._states.pop(request_id, None)
+            if (request := self._requests.pop(request_id, None)) is not None:
+                for choice in request.choices:
+                    self._choices.pop(choice.engine_id, None)
 
-    def _take_tokens(self, outputs: EngineCoreOutputs, now: float) -> list[str]:
-        stopped, start = [], 0
-        token_ids = outputs.token_ids.tolist()
-        ended_by_token = _ended_by_token(outputs)
-        for request_id, count in zip(outputs.request_ids, outputs.num_tokens.tolist(), strict=True):
-            tokens = token_ids[start : start + count]
-            start += count
-            state = self._states.get(request_id)
-            if state is None or state.finish_reason is not None:
+    def _choice(self, request: OpenRequest, index: int, engine_id: str) -> Choice:
+        params = request.params
+        detokenizer = Detokenizer(
+            self._tokenizer,
+            request.prompt.token_ids,
+            params.stop_strings,
+            params.min_tokens,
+            includes_stop=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
+            detokenizes=params.detokenize,
+        )
+        logprobs = None if params.logprobs is None else CompletionLogprobs(with_text=params.detokenize)
+        return Choice(request=request, engine_id=engine_id, index=index, detokenizer=detokenizer, logprobs=logprobs)
+
+    def _take_tokens(
+        self, outputs: EngineCoreOutputs, ends: Mapping[str, FinishedRequest], now: float
+    ) -> tuple[dict[str, None], list[Choice], int]:
+        """(requests with new tokens, choices that a stop string ended, how many tokens were taken)."""
+        touched: dict[str, None] = {}
+        stopped: list[Choice] = []
+        choices, token_ids = self._choices, outputs.token_ids.tolist()
+        logprobs = None if outputs.logprobs is None else StepLogprobs(outputs.logprobs, self._texts)
+        stop, num_dropped = 0, 0
+        for engine_id, count in zip(outputs.request_ids, outputs.num_tokens.tolist(), strict=True):
+            start, stop = stop, stop + count
+            choice = choices.get(engine_id)
+            if choice is None:
+                num_dropped += count
                 continue
-            if state.first_token_time is None:
-                state.first_token_time = now
-            if _take(state.detokenizer, tokens, request_id in ended_by_token) is not None:
-                self._finish(state, FinishReason.STOP, state.detokenizer.stop_string, now)
-                stopped.append(request_id)
-        return stopped
+            request, detokenizer = choice.request, choice.detokenizer
+            touched[request.request_id] = None
+            if request.first_token_time is None:
+                request.first_token_time = now
+            if engine_id in ends and _is_by_token(ends[engine_id]):
+                _take_last(detokenizer, token_ids[start:stop])
+            else:
+                detokenizer.add(token_ids[start:stop])
+            if choice.logprobs is not None:
+                num_new = len(detokenizer.token_ids) - len(choice.logprobs.positions)
+                choice.logprobs.add(logprobs, range(start, start + num_new))
+            if detokenizer.stop_string is not None:
+                self._finish(choice, FinishReason.STOP, detokenizer.stop_string, now)
+                stopped.append(choice)
+        return touched, stopped, len(token_ids) - num_dropped
 
-    def _finish(self, state: _State, reason: FinishReason, stop_reason: int | str | None, now: float) -> None:
-        state.detokenizer.finish()
-        if reason is not FinishReason.ERROR and state.detokenizer.stop_string is not None:
+    def _take_ends(self, ends: Collection[FinishedRequest], now: float) -> list[Choice]:
+        """The choices that the engine has ended, but for those that a stop string ended before."""
+        ended = []
+        for end in ends:
+            if (choice := self._choices.get(end.request_id)) is not None:
+                choice.request.error = choice.request.error or end.error
+                self._finish(choice, end.reason, end.stop_reason, now)
+                ended.append(choice)
+        return ended
+
+    def _take_prompt_logprobs(self, chunk: PromptLogprobs) -> None:
+        choice = self._choices.get(chunk.request_id)
+        if choice is not None and choice.request.prompt_logprobs is not None:
+            choice.request.prompt_logprobs.add(chunk, self._texts)
+
+    def _finish(self, choice: Choice, reason: FinishReason, stop_reason: int | str | None, now: float) -> None:
+        detokenizer, request = choice.detokenizer, choice.request
+        detokenizer.finish()
+        if reason is not FinishReason.ERROR and detokenizer.stop_string is not None:
             # The text that was held back until now completed a stop string.
-            reason, stop_reason = FinishReason.STOP, state.detokenizer.stop_string
-        state.finish_reason, state.stop_reason, state.finished_time = reason, stop_reason, now
+            reason, stop_reason = FinishReason.STOP, detokenizer.stop_string
+        choice.finish_reason, choice.stop_reason = reason, stop_reason
+        del self._choices[choice.engine_id]
+        request.num_unfinished -= 1
+        if not request.num_unfinished:
+            request.finished_time = now
 
 
-def _take(detokenizer: Detokenizer, tokens: Sequence[int], ends: bool) -> str | None:
-    """Add a step's tokens; `ends` says that the last one is a stop token, whose text nobody sees."""
-    if not ends:
-        return detokenizer.add(tokens)
-    detokenizer.add(tokens[:-1])
-    detokenizer.add_hidden(tokens[-1])
-    return detokenizer.stop_string
+def _take_last(detokenizer: Detokenizer, token_ids: Sequence[int]) -> None:
+    """Tokens of which the last one is a stop token."""
+    detokenizer.add(token_ids[:-1])
+    detokenizer.add_stop_token(token_ids[-1])
 
 
-def _ended_by_token(outputs: EngineCoreOutputs) -> frozenset[str]:
-    """Requests that ended in this step at EOS or a stop token: the last of their new tokens."""
-    return frozenset(
-        end.request_id
-        for end in outputs.finished
-        if end.reason is FinishReason.STOP and not isinstance(end.stop_reason, str)
-    )
-
-
-def _ended(outputs: EngineCoreOutputs) -> frozenset[str]:
-    return frozenset(end.request_id for end in outputs.finished)
+def _is_by_token(end: FinishedRequest) -> bool:
+    """Whether the last of a choice's new tokens, EOS or a stop token, ended it."""
+    return end.reason is FinishReason.STOP and not isinstance(end.stop_reason, str)

@@ -1,4 +1,4 @@
-"""Token ids -> text, one id at a time, so that no delta ever shows half a character."""
+"""TextStream: token ids -> text, one id at a time, for any decoder; no delta ever shows half a character."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _KEPT_WINDOW = 8  # enough bytes for any character that is still incomplete
 class TextStream:
     """Decodes a window of recent ids again at each step and hands out what is new and can no longer change.
 
-    The deltas and the final `flush` together are the full decode. At most three characters are withheld at a time,
-    those that the next ids may still complete; the window is bounded, so no step costs more as the text grows.
+    What is handed out and the final `flush` together are the full decode. At most three characters are withheld at a
+    time, those that the next ids may still complete; the window is bounded, so no step costs more as the text grows.
     """
 
     def __init__(
@@ -27,26 +27,39 @@ class TextStream:
     ) -> None:
         self._decode = decode
         self._skipped_ids = skipped_ids
-        self._window = [index for index in prompt_ids if index not in skipped_ids][-_CONTEXT_IDS:]
+        self._window = [index for index in prompt_ids[-_MAX_WINDOW:] if index not in skipped_ids][-_CONTEXT_IDS:]
         self._fresh = len(self._window)  # where the ids after the last clean cut begin in the window
-        self._emitted = len(decode(self._window).rstrip(_REPLACEMENT)) if self._window else 0
+        before = decode(self._window) if self._window else ""
+        self._emitted = len(before.rstrip(_REPLACEMENT))
+        # An incomplete character at the prompt's end: of the output once that completes it, else nobody's.
+        self._foreign = before if len(before) > self._emitted else None
 
-    def step(self, token_id: int) -> str | None:
-        """The text that this id settles, or None."""
+    def step(self, token_id: int) -> str:
+        """The text that this id settles."""
         if token_id in self._skipped_ids:
-            return None
+            return ""
         self._window.append(token_id)
         text = self._decode(self._window)
+        self._pass_over_foreign(text)
         delta = self._take(self._settled(text))
         if delta and not text.endswith(_REPLACEMENT):
             self._cut_clean()
         elif len(self._window) > _MAX_WINDOW:
             self._cut_dirty(len(text) - self._emitted)
-        return delta or None
+        return delta
 
     def flush(self) -> str:
         """The end: whatever is still withheld, incomplete characters as U+FFFD. The stream is used up."""
-        return self._take(self._decode(self._window)) if self._window else ""
+        if not self._window or self._foreign is not None:
+            return ""
+        return self._take(self._decode(self._window))
+
+    def _pass_over_foreign(self, text: str) -> None:
+        if self._foreign is None or text == self._foreign:
+            return
+        if text.startswith(self._foreign):
+            self._emitted = len(self._foreign)
+        self._foreign = None
 
     def _settled(self, text: str) -> str:
         """`text` without the end that later ids may still change.
