@@ -12,6 +12,9 @@ Message: TypeAlias = dict[str, PlainValue]
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 PART_SEPARATOR = "\n"
+MAX_DEPTH = 32  # of objects and lists in one another, in a message, a tool or a template variable
+_MAX_BITS = 1024  # of a number
+_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # what clients call it; templates read the first
 _KNOWN_PARTS = frozenset(
     {"image_url", "input_image", "image", "input_audio", "audio_url", "video_url", "file", "refusal"}
 )
@@ -20,7 +23,8 @@ _KNOWN_PARTS = frozenset(
 def normalise_messages(messages: Sequence[Mapping[str, object]]) -> list[Message]:
     """Copies in which `content` is text: parts are joined with a newline, null becomes the empty string.
 
-    Other fields are kept, except those that are null; ValidationError says which message does not hold and why.
+    Other fields are kept, except those that are null; a message's reasoning is there under each name that templates
+    use for it. ValidationError says which message does not hold and why.
     """
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
         raise ValidationError(
@@ -31,23 +35,24 @@ def normalise_messages(messages: Sequence[Mapping[str, object]]) -> list[Message
     return [_normalise(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
-def plain_value(value: object, where: str) -> PlainValue:
+def plain_value(value: object, where: str, depth: int = 0) -> PlainValue:
     """`value` rebuilt of JSON types only, so that a template never sees an object with methods of its own."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return str(value)
-    if isinstance(value, int):
-        return int(value)
+        return str.__str__(value)  # and not what a subclass would like it to be
+    if isinstance(value, int) and int.bit_length(value) <= _MAX_BITS:
+        return int.__int__(value)
     if isinstance(value, float):
-        return float(value)
+        return float.__float__(value)
+    if depth >= MAX_DEPTH:
+        raise ValidationError(f"{where} is nested more than {MAX_DEPTH} deep", parameter=where, value=None)
     if isinstance(value, Mapping):
-        return {str(key): plain_value(item, f"{where}.{key}") for key, item in value.items()}
+        return {str(key): plain_value(item, f"{where}.{key}", depth + 1) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
-        return [plain_value(item, f"{where}[{index}]") for index, item in enumerate(value)]
-    raise ValidationError(
-        f"{where} is of type {type(value).__name__}; only JSON values are allowed", parameter=where, value=value
-    )
+        return [plain_value(item, f"{where}[{index}]", depth + 1) for index, item in enumerate(value)]
+    kind = f"a number of more than {_MAX_BITS} bits" if isinstance(value, int) else f"of type {type(value).__name__}"
+    raise ValidationError(f"{where} is {kind}; only JSON values are allowed", parameter=where, value=value)
 
 
 def _normalise(message: Mapping[str, object], where: str) -> Message:
@@ -76,6 +81,9 @@ def _normalise(message: Mapping[str, object], where: str) -> Message:
         for key, value in message.items()
         if key != "content" and value is not None
     }
+    reasoning = next((fields[name] for name in _REASONING_FIELDS if name in fields), None)
+    if reasoning is not None:
+        fields = {"thinking": reasoning, **fields, "reasoning_content": reasoning}
     return {"role": role, "content": _content_text(message.get("content"), f"{where}.content"), **fields}
 
 
@@ -83,7 +91,7 @@ def _content_text(content: object, where: str) -> str:
     if content is None:
         return ""
     if isinstance(content, str):
-        return str(content)
+        return str.__str__(content)
     if isinstance(content, Sequence) and not isinstance(content, bytes | bytearray):
         return PART_SEPARATOR.join(_part_text(part, f"{where}[{index}]") for index, part in enumerate(content))
     raise ValidationError(
@@ -95,7 +103,7 @@ def _part_text(part: object, where: str) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else None
     text = part.get("text") if isinstance(part, Mapping) else None
     if kind == "text" and isinstance(text, str):
-        return str(text)
+        return str.__str__(text)
     if kind in _KNOWN_PARTS:
         raise UnsupportedError(
             f"{where}: content of type {kind!r} is not available in this version; allowed: text",

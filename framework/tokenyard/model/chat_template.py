@@ -2,92 +2,112 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from tokenyard.errors import ModelLoadError, ValidationError
+from tokenyard.model.template_renderer import TemplateFailedError, TemplateRenderer
 
 if TYPE_CHECKING:
-    from jinja2 import Template
-
     from tokenyard.model.chat_messages import Message, PlainValue
-    from tokenyard.model.template_sandbox import TemplateSandbox
 
 TEMPLATE_FILE = "chat_template.jinja"
 MAX_TEMPLATE_BYTES = 2**20
-_OWN_NAMES = frozenset(
-    {"messages", "add_generation_prompt", "raise_exception", "strftime_now", "chat_template", "tokenize"}
-)
+DEFAULT, FOR_TOOLS = "default", "tool_use"  # names of templates, where a model has several
+
+NamedTemplates: TypeAlias = dict[str, str]
 
 
 class ChatTemplate:
-    """One template with the model's special tokens; compiled when it is first used."""
+    """One template with the model's special tokens."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(self, source: str, special_tokens: Mapping[str, str], renderer: TemplateRenderer) -> None:
         self.source = source
         self._special_tokens = dict(special_tokens)
+        self._renderer = renderer
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The variables that the template reads."""
+        try:
+            return self._renderer.names(self.source)
+        except TemplateFailedError as error:
+            raise _refusal(f"the chat template cannot be used: {error}") from error
 
     def render(
         self,
         messages: Sequence[Message],
+        tools: PlainValue,
+        variables: Mapping[str, PlainValue],
         *,
         add_generation_prompt: bool,
-        variables: Mapping[str, PlainValue],
     ) -> str:
         """The prompt text; ValidationError with the template's own words when it refuses the messages."""
-        if reserved := sorted(variables.keys() & (_OWN_NAMES | self._special_tokens.keys())):
-            raise ValidationError(
-                f"chat template variable {reserved[0]!r} is set by the engine and cannot be given",
-                parameter="chat_template_kwargs",
-                value=reserved[0],
-            )
-        sandbox, template = self._compiled
-        known = {"tools": None, "documents": None, **self._special_tokens, **variables}
+        given: dict[str, PlainValue] = {"documents": None, **self._special_tokens, **variables, "tools": tools}
         try:
-            return sandbox.render(
-                template, {**known, "messages": messages, "add_generation_prompt": add_generation_prompt}
+            return self._renderer.render(
+                self.source, {**given, "messages": list(messages), "add_generation_prompt": add_generation_prompt}
             )
-        except Exception as error:  # anything at all may be raised by somebody else's template
-            raise _refusal("the chat template refuses these messages", error, messages) from error
-
-    @cached_property
-    def _compiled(self) -> tuple[TemplateSandbox, Template]:
-        from tokenyard.model.template_sandbox import TemplateSandbox  # jinja2: 35 ms that completions do not need
-
-        sandbox = TemplateSandbox()
-        try:
-            return sandbox, sandbox.compile_template(self.source)
-        except Exception as error:
-            raise _refusal("the model's chat template cannot be used", error, None) from error
+        except TemplateFailedError as error:
+            raise _refusal(f"the chat template refuses these messages: {error}") from error
 
 
-def find_template(folder: Path, tokenizer_config: Mapping[str, object]) -> str | None:
-    """A folder's template: chat_template.jinja, else tokenizer_config's (of several, the one named `default`)."""
+class OpenEnd:
+    """Leaves the final message of a chat open: a mark is put at its end, and the rendered text is cut there."""
+
+    def __init__(self) -> None:
+        self._mark = f"\ue003{secrets.randbelow(10**20):020d}\ue003"
+
+    def put(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages with the mark at the end."""
+        *earlier, final = messages
+        # With a space after it the mark shows whether the template trims the message's end.
+        return [*earlier, {**final, "content": f"{final['content']}{self._mark} "}]
+
+    def cut(self, rendered: str, final: Message) -> str:
+        """The rendered text up to the end of the final message, trimmed as the template trims."""
+        place = rendered.rfind(self._mark)
+        if place < 0 or str(final["content"]).strip() not in rendered:
+            raise _refusal("continue_final_message: the chat template does not show the final message as it is")
+        before = rendered[:place]
+        return before if rendered.startswith(" ", place + len(self._mark)) else before.rstrip()
+
+
+def find_templates(folder: Path, tokenizer_config: Mapping[str, object]) -> NamedTemplates:
+    """A folder's templates by name: chat_template.jinja, else tokenizer_config's; empty when it has none."""
     path = folder / TEMPLATE_FILE
     if path.is_file():
-        if path.stat().st_size > MAX_TEMPLATE_BYTES:
-            raise ModelLoadError(f"{path}: more than {MAX_TEMPLATE_BYTES} bytes, which no chat template needs")
-        try:
-            return path.read_text(encoding="utf-8")
-        except ValueError as error:
-            raise ModelLoadError(f"{path}: not UTF-8 text") from error
-    return template_in_config(tokenizer_config.get("chat_template"), folder)
+        return {DEFAULT: read_template(path)}
+    return templates_in_config(tokenizer_config.get("chat_template"), folder)
 
 
-def template_in_config(value: object, path: Path) -> str | None:
-    """The template in tokenizer_config's `chat_template`: text, or a list of named ones."""
-    if isinstance(value, list):
-        named = {item.get("name"): item.get("template") for item in value if isinstance(item, Mapping)}
-        value = named.get("default")
+def read_template(path: Path) -> str:
+    """The template in a file; ModelLoadError when it is too large or no text."""
+    if path.stat().st_size > MAX_TEMPLATE_BYTES:
+        raise ModelLoadError(f"{path}: more than {MAX_TEMPLATE_BYTES} bytes, which no chat template needs")
+    try:
+        return path.read_text(encoding="utf-8")
+    except ValueError as error:
+        raise ModelLoadError(f"{path}: not UTF-8 text") from error
+
+
+def templates_in_config(value: object, path: Path) -> NamedTemplates:
+    """The templates in tokenizer_config's `chat_template`: text, or a list of named ones."""
     if value is None:
-        return None
-    if not isinstance(value, str) or len(value) > MAX_TEMPLATE_BYTES:
-        raise ModelLoadError(f"{path}: 'chat_template' must be text of at most {MAX_TEMPLATE_BYTES} bytes")
-    return value
+        return {}
+    if isinstance(value, list):
+        entries = [(item.get("name"), item.get("template")) for item in value if isinstance(item, Mapping)]
+    else:
+        entries = [(DEFAULT, value)]
+    templates = {}
+    for name, text in entries:
+        if not isinstance(name, str) or not isinstance(text, str) or len(text) > MAX_TEMPLATE_BYTES:
+            raise ModelLoadError(f"{path}: 'chat_template' must be text of at most {MAX_TEMPLATE_BYTES} bytes")
+        templates[name] = text
+    return templates
 
 
-def _refusal(what: str, error: Exception, messages: object) -> ValidationError:
-    lines = str(error).splitlines() or [type(error).__name__]
-    return ValidationError(f"{what}: {' '.join(lines)[:500]}", parameter="messages", value=messages)
+def _refusal(what: str) -> ValidationError:
+    return ValidationError(what, parameter="messages", value=None)

@@ -1,9 +1,10 @@
 """Keeping control tokens out of given text: what a user writes is encoded as text, whatever it spells.
 
 Two tricks. In what a template is given, each control token's name is replaced by a mark before rendering, so that
-afterwards every name in the rendered text is the template's own. And a copy of the tokenizer knows the control tokens
-by secret aliases only: with the template's names replaced by aliases, and the marks by the names they stand for,
-one call encodes the whole prompt as the tokenizer would, with the user's names as plain text.
+afterwards every name in the rendered text is the template's own; so is the beginning of a name at the end of a text,
+and the end of one at its start, since the template may put another given text beside it. And a copy of the tokenizer
+knows the control tokens by secret aliases only: with the template's names replaced by aliases, and the marks by what
+they stand for, one call encodes the whole prompt as the tokenizer would, with the user's names as plain text.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ class ControlGuard:
         # Matched after normalising: text that spells no name may become one, so the copy is used for every chat.
         self.always_needed = backend.normalizer is not None and any(t.normalized for t in specials.values())
         self._special_ids = {token.content: index for index, token in specials.items()}
-        secret = secrets.token_hex(8)  # not to be guessed, so no text can hold a mark or an alias
-        self._marks = {name: f"\ue000{secret}m{index}\ue001" for name, index in self._special_ids.items()}
-        self._aliases = {name: f"\ue000{secret}a{index}\ue001" for name, index in self._special_ids.items()}
+        self._secret = f"{secrets.randbelow(10**20):020d}"  # not to be guessed, so no text can hold a mark or an alias
+        self._aliases = {name: f"\ue002{self._secret}{index}\ue001" for name, index in self._special_ids.items()}
         self._names = _one_of(self._special_ids)
-        self._mark_pattern = _one_of(self._marks.values())
-        self._name_of_mark = {mark: name for name, mark in self._marks.items()}
+        self._mark_pattern = re.compile(f"\ue000{self._secret}([0-9a-fA-F]+)\ue001")
+        self._heads = _cuttings(name[:size] for name in self._special_ids for size in range(1, len(name)))
+        self._tails = _cuttings(name[-size:] for name in self._special_ids for size in range(1, len(name)))
+        self._longest = max(map(len, self._heads | self._tails), default=0)
         self._backend = backend
         self._copy: _AliasedCopy | None = None
 
@@ -43,10 +45,14 @@ class ControlGuard:
         """`value` with each control token's name replaced by its mark, at every depth."""
         return cast(ValueT, self._mark(cast(PlainValue, value)))
 
+    def unmark(self, text: str) -> str:
+        """`text` with each mark replaced by what it stands for."""
+        return self._mark_pattern.sub(lambda match: bytes.fromhex(match[1]).decode(), text)
+
     def encode_marked(self, rendered: str) -> list[int]:
         """Ids of a text rendered from marked values."""
         aliased = self._names.sub(lambda match: self._aliases[match[0]], rendered)
-        restored = self._mark_pattern.sub(lambda match: self._name_of_mark[match[0]], aliased)
+        restored = self.unmark(aliased)
         return self._aliased_copy().encode(restored, add_special_tokens=False)
 
     def encode_as_text(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -55,12 +61,27 @@ class ControlGuard:
 
     def _mark(self, value: PlainValue) -> PlainValue:
         if isinstance(value, str):
-            return self._names.sub(lambda match: self._marks[match[0]], value)
+            return self._names.sub(lambda match: self._mark_of(match[0]), self._mark_ends(value))
         if isinstance(value, list):
             return [self._mark(item) for item in value]
         if isinstance(value, dict):
             return {str(self._mark(key)): self._mark(item) for key, item in value.items()}
         return value
+
+    def _mark_ends(self, text: str) -> str:
+        """Templates trim, so white space does not count as the end of a text."""
+        start, end = len(text) - len(text.lstrip()), len(text.rstrip())
+        sizes = range(min(self._longest, end - start), 0, -1)
+        head = next((size for size in sizes if text[end - size : end] in self._heads), 0)
+        tail = next((size for size in sizes if text[start : start + size] in self._tails), 0)
+        if head:
+            text = text[: end - head] + self._mark_of(text[end - head : end]) + text[end:]
+        if tail and start + tail <= end - head:
+            text = text[:start] + self._mark_of(text[start : start + tail]) + text[start + tail :]
+        return text
+
+    def _mark_of(self, text: str) -> str:
+        return f"\ue000{self._secret}{text.encode().hex()}\ue001"
 
     def _aliased_copy(self) -> _AliasedCopy:
         if self._copy is None:
@@ -100,6 +121,11 @@ class _AliasedCopy:
                 value=name,
             )
         return index
+
+
+def _cuttings(parts: Iterable[str]) -> frozenset[str]:
+    """Parts of names, less those of letters and digits alone: they are in every text, and no name is all of those."""
+    return frozenset(part for part in parts if not part.isalnum())
 
 
 def _one_of(texts: Iterable[str]) -> re.Pattern[str]:

@@ -2,7 +2,8 @@
 
 A template comes with a model, so it is somebody else's program. What holds: no access to Python internals or to
 anything mutable; every loop turn and every call counts against a step limit and a deadline; text made by operators,
-calls, loops and as output has a size limit. What does not: a single built-in filter may be slow on a long input.
+calls, loops and as output has a size limit. What does not: a single built-in filter may be slow on a long input, or
+make much of it; that is why this runs in a process of its own (`template_process`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from datetime import datetime
 from types import BuiltinMethodType, CodeType
 from typing import TYPE_CHECKING
 
-from jinja2 import Template, nodes
+from jinja2 import Template, meta, nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from jinja2.runtime import Context
 
 MAX_STEPS = 1_000_000  # loop turns and calls of one rendering
-MAX_SECONDS = 5.0
 MAX_TEXT = 8 * 2**20  # characters of the output, and of any text made on the way
 _MAX_NUMBER = 1_000_000  # as an argument: widths and counts
 _CHECK_EVERY = 256  # steps between looks at the clock
@@ -40,16 +40,17 @@ _LONG_NUMBER = re.compile(r"\d{6}")
 class _Meter:
     """Steps and time of one rendering."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float) -> None:
         self._steps = 0
-        self._deadline = time.monotonic() + MAX_SECONDS
+        self._seconds = seconds
+        self._deadline = time.monotonic() + seconds
 
     def tick(self) -> None:
         self._steps += 1
         if self._steps > MAX_STEPS:
             raise SecurityError(f"the template takes more than {MAX_STEPS} steps")
         if self._steps % _CHECK_EVERY == 0 and time.monotonic() > self._deadline:
-            raise SecurityError(f"the template takes longer than {MAX_SECONDS:g} s")
+            raise SecurityError(f"the template takes longer than {self._seconds:g} s")
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
@@ -64,7 +65,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             del self.filters[name]
         self.filters.update({_LOOP: self._metered_loop, _TEXT: _limited_filter, "tojson": _tojson})
         self.filters["indent"] = _checked_numbers(self.filters["indent"])
-        self.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_Names)
+        self.globals.update(
+            raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_Names, dict=_Dictionaries()
+        )
 
     def compile_template(self, source: str) -> Template:
         """Compile with every loop metered and every joined text limited; raises jinja2's TemplateError."""
@@ -75,9 +78,13 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             raise TemplateError("the template does not compile")
         return Template.from_code(self, code, self.make_globals(None))
 
-    def render(self, template: Template, variables: Mapping[str, object]) -> str:
+    def undeclared_names(self, source: str) -> set[str]:
+        """The variables that a template reads and neither sets itself nor finds here."""
+        return meta.find_undeclared_variables(self.parse(source)) - self.globals.keys()
+
+    def render(self, template: Template, variables: Mapping[str, object], seconds: float) -> str:
         """Run a compiled template under a fresh meter; raises whatever the template does wrong."""
-        with self._metered():
+        with self._metered(seconds):
             pieces, length = [], 0
             for piece in template.generate(variables):
                 length += len(piece)
@@ -110,8 +117,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return _limited(super().call_binop(context, operator, left, right))
 
     @contextmanager
-    def _metered(self) -> Iterator[None]:
-        token = self._meter.set(_Meter())
+    def _metered(self, seconds: float) -> Iterator[None]:
+        token = self._meter.set(_Meter(seconds))
         try:
             yield
         finally:
@@ -139,13 +146,35 @@ class _GenerationExtension(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class _Dictionaries:
+    """`dict` as templates call it, and not the type with all that hangs on it."""
+
+    def __call__(self, *args: object, **kwargs: object) -> dict[object, object]:
+        made: dict[object, object] = {}
+        made.update(*args, **kwargs)
+        return made
+
+    def fromkeys(self, keys: Iterable[object], value: object = None) -> dict[object, object]:
+        return dict.fromkeys(keys, value)
+
+
 class _Names(Namespace):
     """Jinja's namespace without underscored names."""
 
+    def __init__(self, /, *args: object, **kwargs: object) -> None:
+        values = _Dictionaries()(*args, **kwargs)
+        for name in values:
+            _check_name(name)
+        super().__init__(values)
+
     def __setitem__(self, name: str, value: object) -> None:
-        if name.startswith("_"):
-            raise SecurityError(f"a namespace cannot hold the name {name!r}")
+        _check_name(name)
         super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or name.startswith("_"):
+        raise SecurityError(f"a namespace cannot hold the name {name!r}")
 
 
 def _instrument(tree: nodes.Template) -> None:

@@ -2,157 +2,97 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
+from tokenyard.worker.sampling.batch import SamplingBatch
+from tokenyard.worker.sampling.logprobs import token_logprobs
+from tokenyard.worker.sampling.selection import argmax
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
-    from tokenyard.arrays import IntArray, LongArray
+    from tokenyard.arrays import IntArray
+    from tokenyard.runner_output import Logprobs
     from tokenyard.worker.input_batch import SampledRequest
+    from tokenyard.worker.sampling.batch import LogprobRows
+    from tokenyard.worker.sampling.history import History
+
+__all__ = ["Sampled", "Sampler", "SamplingBatch", "token_logprobs"]
 
 
-_MASK = 2**64 - 1
-_NEVER = 2**62  # a position beyond any
+class Sampled(NamedTuple):
+    """The tokens of N rows."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopMask:
-    """Tokens that must not be sampled yet: M pairs of a row that has `min_tokens` and one of its stop ids."""
-
-    rows: LongArray  # [M]
-    token_ids: LongArray  # [M]
-    until: LongArray  # [M] the first position at which the row's stop ids are allowed
-
-    @classmethod
-    def of(cls, requests: Sequence[SampledRequest], vocab_size: int) -> StopMask | None:
-        """None when no row has a stop id to wait with. A row whose every token is a stop id cannot wait."""
-        pairs = []
-        for row, request in enumerate(requests):
-            if not request.params.min_tokens:
-                continue
-            # A model's config may name EOS ids that its vocabulary has not.
-            stop_ids = sorted({token_id for token_id in request.stop_token_ids if 0 <= token_id < vocab_size})
-            until = min(request.num_prompt_tokens + request.params.min_tokens, _NEVER)
-            if len(stop_ids) < vocab_size:
-                pairs += [(row, token_id, until) for token_id in stop_ids]
-        if not pairs:
-            return None
-        rows, token_ids, until_positions = np.array(pairs, dtype=np.int64).T
-        return cls(rows=rows, token_ids=token_ids, until=until_positions)
-
-    def apply(self, logits: torch.Tensor, positions: IntArray) -> None:
-        """Put -inf in place at what the rows, whose tokens get these positions, must not sample."""
-        active = positions[self.rows] < self.until
-        if active.any():
-            where = (torch.from_numpy(self.rows[active]), torch.from_numpy(self.token_ids[active]))
-            logits[tuple(index.to(logits.device) for index in where)] = -torch.inf
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingBatch:
-    """The sampling parameters of N rows as columns; made anew only when the batch changes."""
-
-    is_greedy: torch.Tensor  # [N] bool
-    temperature: torch.Tensor  # [N] float32, 1 where greedy
-    top_k: torch.Tensor | None  # [N] int64, V where unlimited; None when no row limits
-    top_p: torch.Tensor | None  # [N] float32, 1 where unlimited; None when no row limits
-    all_greedy: bool
-    seeded: tuple[tuple[int, int], ...]  # (row, seed) of sampling rows with a seed of their own
-    stop_mask: StopMask | None
-
-    @classmethod
-    def of(cls, requests: Sequence[SampledRequest], vocab_size: int, device: torch.device) -> SamplingBatch:
-        """Columns from what the rows' requests ask for."""
-        params = [request.params for request in requests]
-        greedy = [row.is_greedy for row in params]
-        top_k = [min(row.top_k, vocab_size) if row.top_k > 0 else vocab_size for row in params]
-        top_p = [row.top_p for row in params]
-        return cls(
-            is_greedy=torch.tensor(greedy, device=device),
-            temperature=torch.tensor([row.temperature or 1.0 for row in params], device=device),
-            top_k=torch.tensor(top_k, device=device) if min(top_k) < vocab_size else None,
-            top_p=torch.tensor(top_p, device=device) if min(top_p) < 1.0 else None,
-            all_greedy=all(greedy),
-            seeded=tuple(
-                (index, row.seed) for index, row in enumerate(params) if row.seed is not None and not row.is_greedy
-            ),
-            stop_mask=StopMask.of(requests, vocab_size),
-        )
-
-    def seeds(self, positions: IntArray) -> dict[int, int]:
-        """Seeds of this step's draws, for the rows that do not share the engine's randomness."""
-        return {row: draw_seed(seed, int(positions[row])) for row, seed in self.seeded}
+    token_ids: IntArray  # [N] int32; 0 where a row failed
+    logprobs: Logprobs | None  # of the rows that ask and did not fail; its rows index the N
+    errors: Mapping[int, str]  # row -> why it alone failed
 
 
 class Sampler:
     """A row's token depends on its own logits, parameters and seed, never on other rows."""
 
-    def __init__(self, seed: int, device: torch.device) -> None:
-        self._shared = torch.Generator(device=device).manual_seed(seed)
-        self._own = torch.Generator(device=device)  # seeded anew for each draw of a row with a seed
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
 
-    def sample(self, logits: torch.Tensor, batch: SamplingBatch, positions: IntArray) -> torch.Tensor:
-        """Tokens [N] int64 for `positions` [N], from logits [N, V] float32, which may be written to."""
-        if batch.stop_mask is not None:
-            batch.stop_mask.apply(logits, positions)
-        greedy = logits.argmax(dim=-1)
-        if batch.all_greedy:
-            return greedy
-        probabilities = _limited(logits / batch.temperature[:, None], batch).softmax(dim=-1)
-        # argmax(p / e) with e ~ Exp(1) draws from p (the Gumbel-max trick in another form) without a sync or a loop.
-        noise = torch.empty_like(probabilities)
-        seeds = batch.seeds(positions)
-        if len(seeds) < len(probabilities):
-            noise.exponential_(generator=self._shared)
-        for row, seed in seeds.items():
-            noise[row].exponential_(generator=self._own.manual_seed(seed))
-        return torch.where(batch.is_greedy, greedy, (probabilities / noise).argmax(dim=-1))
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch, positions: IntArray, history: History) -> Sampled:
+        """Tokens for `positions` [N], from logits [N, V] float32, which may be written to.
+
+        `history(row)` are the row's tokens before its position, int32 [positions[row]]. It is asked for rows with
+        penalties, bad words or a logits processor only.
+        """
+        asked = batch.logprobs
+        raw = None if asked is None else logits[torch.from_numpy(asked.rows).to(self._device)]  # before they change
+        errors = batch.edits.apply(logits, positions, history)
+        greatest = logits.amax(dim=-1)
+        token_ids = self._choose(logits, greatest, batch, positions).to(torch.int32).cpu().numpy()
+        finite = greatest.cpu().numpy()
+        for row in np.flatnonzero(~np.isfinite(finite)).tolist():
+            errors.setdefault(row, _why_none(batch.requests[row], int(positions[row]), float(finite[row])))
+        token_ids[list(errors)] = 0
+        logprobs = None if asked is None or raw is None else _logprobs(raw, asked, token_ids, errors)
+        return Sampled(token_ids, logprobs, errors)
+
+    def _choose(
+        self, logits: torch.Tensor, greatest: torch.Tensor, batch: SamplingBatch, positions: IntArray
+    ) -> torch.Tensor:
+        """[N] int64, within the vocabulary even where no token can be chosen."""
+        if batch.drawn is None:
+            return argmax(logits)
+        if batch.drawn.index is None:
+            return batch.drawn.draw(logits, greatest, positions)
+        return argmax(logits).index_copy(0, batch.drawn.index, batch.drawn.draw(logits, greatest, positions))
 
 
-def draw_seed(seed: int, position: int) -> int:
-    """The seed of one draw: a request's token at `position` is the same whatever ran, or was preempted, before.
-
-    splitmix64 (Steele, Lea, Flood 2014): generators that keep only the low bits of a seed still get unlike ones.
-    """
-    mixed = (seed + (position + 1) * 0x9E3779B97F4A7C15) & _MASK
-    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
-    return (mixed ^ (mixed >> 31)) >> 1  # torch takes signed 64-bit seeds
-
-
-def _limited(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
-    """Logits with everything outside top-k and top-p at -inf; only the rows that ask are sorted."""
-    if batch.top_k is None and batch.top_p is None:
-        return logits
-    limited = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
-    if batch.top_k is not None:
-        limited |= batch.top_k < logits.shape[-1]
-    if batch.top_p is not None:
-        limited |= batch.top_p < 1.0
-    rows = (limited & ~batch.is_greedy).nonzero().squeeze(-1)
+def _logprobs(raw: torch.Tensor, asked: LogprobRows, token_ids: IntArray, errors: Mapping[int, str]) -> Logprobs | None:
+    """Of the rows that ask, whose raw logits these are, without those that failed."""
+    is_good = ~np.isin(asked.rows, list(errors))
+    rows = asked.rows[is_good]
     if not len(rows):
-        return logits
-    logits = logits.clone()
-    logits[rows] = _limit_rows(
-        logits[rows],
-        batch.top_k[rows] if batch.top_k is not None else None,
-        batch.top_p[rows] if batch.top_p is not None else None,
-    )
-    return logits
+        return None
+    chosen = torch.from_numpy(token_ids[rows].astype(np.int64)).to(raw.device)
+    raw = raw if is_good.all() else raw[torch.from_numpy(is_good).to(raw.device)]
+    found = token_logprobs(raw, chosen, asked.num_top[is_good].tolist())
+    return replace(found, rows=rows.astype(np.int32))
 
 
-def _limit_rows(logits: torch.Tensor, top_k: torch.Tensor | None, top_p: torch.Tensor | None) -> torch.Tensor:
-    ordered, index = logits.sort(dim=-1, descending=True)
-    drop = torch.zeros_like(ordered, dtype=torch.bool)
-    if top_k is not None:
-        drop |= torch.arange(ordered.shape[-1], device=logits.device) >= top_k[:, None]
-    if top_p is not None:
-        # Probabilities after top-k: the two limits apply one after the other.
-        probabilities = ordered.masked_fill(drop, -torch.inf).softmax(dim=-1)
-        before = probabilities.cumsum(dim=-1) - probabilities
-        drop |= before >= top_p[:, None]  # the most likely token has 0 before it and always stays
-    return logits.masked_fill(torch.zeros_like(drop).scatter(-1, index, drop), -torch.inf)
+def _why_none(request: SampledRequest, position: int, greatest: float) -> str:
+    """Why a row whose greatest logit is no finite number has no token."""
+    params = request.params
+    is_short = position < request.num_prompt_tokens + params.min_tokens
+    causes = {
+        "allowed_token_ids": bool(params.allowed_token_ids),
+        "bad_words": bool(request.bad_words_token_ids),
+        "min_tokens with its stop tokens": is_short and bool(request.stop_token_ids),
+        "a logits processor": request.processor is not None,
+    }
+    found = [name for name, is_cause in causes.items() if is_cause]
+    if greatest == -math.inf and found:
+        return f"no token is left to sample: {', '.join(found)} forbid{'' if len(found) > 1 else 's'} every one"
+    if request.processor is not None:
+        return "its logits processor left logits that are not finite numbers"
+    return "its logits are not finite numbers"
