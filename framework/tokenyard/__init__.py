@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from tokenyard.paths import expose_configs
 
 if TYPE_CHECKING:
+    from tokenyard.async_llm import AsyncLLM
     from tokenyard.config import EngineConfig
     from tokenyard.descriptors import (
         PLUGIN_API,
@@ -25,10 +26,12 @@ if TYPE_CHECKING:
     )
     from tokenyard.hookspecs import hookimpl
     from tokenyard.llm import LLM
-    from tokenyard.outputs import CompletionOutput, RequestOutput
-    from tokenyard.sampling_params import SamplingParams
+    from tokenyard.outputs import CompletionOutput, Logprob, RequestOutput
+    from tokenyard.request import SchedulingHints
+    from tokenyard.sampling_params import RequestOutputKind, SamplingParams
 
 _HOME = {
+    "AsyncLLM": "tokenyard.async_llm",
     "AttentionBackendDescriptor": "tokenyard.descriptors",
     "CompletionOutput": "tokenyard.outputs",
     "ComponentDescriptor": "tokenyard.descriptors",
@@ -37,12 +40,15 @@ _HOME = {
     "ExecutorDescriptor": "tokenyard.descriptors",
     "KVCacheManagerDescriptor": "tokenyard.descriptors",
     "LLM": "tokenyard.llm",
+    "Logprob": "tokenyard.outputs",
     "ObserverDescriptor": "tokenyard.descriptors",
     "PLUGIN_API": "tokenyard.descriptors",
     "PolicyDescriptor": "tokenyard.descriptors",
     "RequestOutput": "tokenyard.outputs",
+    "RequestOutputKind": "tokenyard.sampling_params",
     "SamplingParams": "tokenyard.sampling_params",
     "SchedulerDescriptor": "tokenyard.descriptors",
+    "SchedulingHints": "tokenyard.request",
     "hookimpl": "tokenyard.hookspecs",
 }
 
@@ -51,6 +57,7 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "PLUGIN_API",
+    "AsyncLLM",
     "AttentionBackendDescriptor",
     "CompletionOutput",
     "ComponentDescriptor",
@@ -58,11 +65,14 @@ __all__ = [
     "EngineCoreDescriptor",
     "ExecutorDescriptor",
     "KVCacheManagerDescriptor",
+    "Logprob",
     "ObserverDescriptor",
     "PolicyDescriptor",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
     "SchedulerDescriptor",
+    "SchedulingHints",
     "hookimpl",
 ]
 

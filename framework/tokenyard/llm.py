@@ -2,51 +2,38 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
+from tokenyard.call_arguments import as_conversations, as_prompts
 from tokenyard.engine.client import InprocClient
-from tokenyard.engine.input_processor import InputProcessor, Prompt, TokenizedPrompt
 from tokenyard.engine.output_processor import OutputProcessor, Update
-from tokenyard.errors import UserError, ValidationError
-from tokenyard.launch.assemble import RunningEngine, build_engine
-from tokenyard.launch.compose import load_engine_config, load_engine_config_from
-from tokenyard.launch.llm_arguments import llm_overrides, refuse_call_arguments
+from tokenyard.errors import UnsupportedError
+from tokenyard.front_end import ChatOptions, FrontEnd, check_content_format, load_config, read_config, start_engine
+from tokenyard.launch.llm_arguments import refuse_call_arguments, refused_method
 from tokenyard.metrics import Metric, metrics_of
-from tokenyard.model.tokenizer import load_tokenizer
-from tokenyard.progress import request_progress
-from tokenyard.sampling_params import SamplingParams, default_sampling_params
+from tokenyard.outputs import RequestOutput
+from tokenyard.progress import ProgressBarFactory, request_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from omegaconf import DictConfig
 
+    from tokenyard.call_arguments import Conversation
     from tokenyard.catalogue import Catalogue
     from tokenyard.config import EngineConfig
+    from tokenyard.engine.input_processor import Prompt, TokenizedPrompt
+    from tokenyard.front_end import Batch
+    from tokenyard.launch.assemble import RunningEngine
     from tokenyard.model.tokenizer import Tokenizer
-    from tokenyard.outputs import RequestOutput
+    from tokenyard.sampling_params import SamplingParams
+    from tokenyard.scheduling_hints import SchedulingHints
 
-logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-Message: TypeAlias = Mapping[str, object]
-Conversation: TypeAlias = Sequence[Message]
-
-
-class ModelInfo:
-    """`LLM.model_config`: what is loaded."""
-
-    def __init__(self, engine: RunningEngine) -> None:
-        self.model = engine.files.name
-        self.max_model_len = engine.max_model_len
-        self.dtype = engine.report.dtype
-        self.vocab_size = engine.report.vocab_size
+Scheduling: TypeAlias = "Mapping[str, object] | SchedulingHints | Sequence[Mapping[str, object] | None] | None"
 
 
 class LLM:
@@ -77,6 +64,8 @@ class LLM:
         block_size: int | None = None,
         enable_prefix_caching: bool | None = None,
         gpu_memory_utilization: float | None = None,
+        revision: str | None = None,
+        hf_token: str | bool | None = None,
         overrides: Sequence[str] | None = None,
         **others: object,
     ) -> None:
@@ -94,19 +83,16 @@ class LLM:
             "block_size": block_size,
             "enable_prefix_caching": enable_prefix_caching,
             "gpu_memory_utilization": gpu_memory_utilization,
+            "revision": revision,
             **others,
         }
-        config, catalogue = load_engine_config([*llm_overrides(model, arguments), *_as_overrides(overrides)])
-        self._start(config, catalogue)
+        config, catalogue = load_config(model, arguments, overrides)
+        self._start(config, catalogue, hf_token)  # a secret: no override, which would be printed with the config
 
     @classmethod
     def from_config(cls, config: DictConfig | Mapping[str, object] | Sequence[str]) -> LLM:
         """From a composed Hydra config (a `@hydra.main` script's own), or a list of override strings."""
-        if isinstance(config, str | list | tuple):
-            return cls.from_parts(*load_engine_config(_as_overrides(config)))
-        if not isinstance(config, Mapping) and not hasattr(config, "items"):
-            raise UserError(f"from_config takes a config, a dict or a list of overrides; got {config!r}")
-        return cls.from_parts(*load_engine_config_from(cast("DictConfig | Mapping[str, object]", config)))
+        return cls.from_parts(*read_config(config))
 
     @classmethod
     def from_parts(cls, config: EngineConfig, catalogue: Catalogue) -> LLM:
@@ -120,60 +106,123 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        use_tqdm: bool = True,
+        use_tqdm: bool | ProgressBarFactory = True,
         priority: int | Sequence[int] | None = None,
+        scheduling: Scheduling = None,
+        tokenization_kwargs: Mapping[str, object] | None = None,
         **others: object,
     ) -> list[RequestOutput]:
         """Complete raw prompts: text, token ids, or dicts of one of them; no chat template is applied.
 
         Returns one RequestOutput per prompt, in the order of the prompts. One SamplingParams serves all, or there is
-        one per prompt; None takes the model's own defaults. Everything is checked before anything is queued. A lower
-        `priority` is more urgent; it is handed to the scheduling policy, and fcfs does not look at it.
+        one per prompt; None takes the model's own defaults, with which an explicit one is not merged. Everything is
+        checked before anything is queued. A lower `priority` is more urgent; it is handed to the scheduling policy, and
+        fcfs does not look at it. `scheduling` are hints for the policy: see `tokenyard.scheduling_hints.read_hints`.
+        `tokenization_kwargs` has the key `add_special_tokens`. `use_tqdm` shows a progress bar on a terminal, or is
+        what makes one, such as `tqdm.tqdm`.
         """
         refuse_call_arguments("generate", others)
-        tokenized = [self._inputs.tokenize(prompt) for prompt in _as_prompts(prompts)]
-        return self._run(tokenized, sampling_params, use_tqdm=use_tqdm, priority=priority)
+        tokenized = [self._front.tokenize(prompt, tokenization_kwargs) for prompt in as_prompts(prompts)]
+        return self._complete(self._front.batch(tokenized, sampling_params, priority, scheduling), use_tqdm)
 
     def chat(
         self,
         messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: bool | ProgressBarFactory = True,
         *,
+        priority: int | Sequence[int] | None = None,
+        scheduling: Scheduling = None,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, object]] | None = None,
         chat_template_kwargs: Mapping[str, object] | None = None,
         **others: object,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several, through the model's chat template.
 
-        A conversation is a list of `{"role": ..., "content": ...}`.
+        A conversation is a list of `{"role": ..., "content": ...}`. The template is the model's, or the text given as
+        `chat_template`; `chat_template_kwargs` are variables that it reads, such as `enable_thinking`, `tools` what it
+        is told of tools. `continue_final_message` goes on with the last message instead of answering it. The rest is as
+        in `generate`.
         """
         refuse_call_arguments("chat", others)
-        tokenized = [
-            self.tokenize_chat(conversation, add_generation_prompt, chat_template_kwargs)
-            for conversation in _as_conversations(messages)
-        ]
-        return self._run(tokenized, sampling_params, use_tqdm=use_tqdm, priority=None)
+        check_content_format(chat_template_content_format)
+        options = ChatOptions(
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template=chat_template,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        tokenized = [self._front.tokenize_chat(conversation, options) for conversation in as_conversations(messages)]
+        return self._complete(self._front.batch(tokenized, sampling_params, priority, scheduling), use_tqdm)
+
+    def enqueue(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int | Sequence[int] | None = None,
+        scheduling: Scheduling = None,
+        tokenization_kwargs: Mapping[str, object] | None = None,
+        **others: object,
+    ) -> list[str]:
+        """Queue prompts as `generate` does, without running them; returns their request ids."""
+        refuse_call_arguments("enqueue", others)
+        tokenized = [self._front.tokenize(prompt, tokenization_kwargs) for prompt in as_prompts(prompts)]
+        batch = self._front.batch(tokenized, sampling_params, priority, scheduling)
+        with self._lock:
+            request_ids = self._client.submit(*batch)
+            self._enqueued += zip(request_ids, map(num_tokens, batch.prompts), strict=True)
+        return request_ids
+
+    def wait_for_completion(
+        self, output_type: type[RequestOutput] | None = None, *, use_tqdm: bool | ProgressBarFactory = True
+    ) -> list[RequestOutput]:
+        """Run what was enqueued; its outputs in the order of enqueueing, an empty list when there is nothing.
+
+        After Ctrl-C it is still queued: call again, or `shutdown`.
+        """
+        if output_type is not None and output_type is not RequestOutput:
+            raise UnsupportedError(
+                f"output_type={output_type!r} is not available in this version; leave it out, or RequestOutput",
+                parameter="output_type",
+                value=output_type,
+            )
+        with self._lock:
+            request_ids = [request_id for request_id, _ in self._enqueued]
+            with request_progress([length for _, length in self._enqueued], use_tqdm) as progress:
+                self._client.run(request_ids, progress)
+            self._enqueued.clear()
+            return [self._client.take(request_id) for request_id in request_ids]
 
     def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer: Tokenyard's own, with encode, decode, render_chat, encode_chat and token_to_id."""
-        return self._tokenizer
+        """The model's tokenizer: Tokenyard's own, with encode, decode, apply_chat_template and token_to_id."""
+        return self._front.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What `sampling_params=None` stands for: the defaults, changed by the model's generation_config."""
-        return default_sampling_params(self._engine.files.generation_config)
+        return self._front.default_sampling_params()
+
+    def get_world_size(self) -> int:
+        """How many processes share the model."""
+        return 1
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False while requests hold blocks."""
-        return self._engine.core.reset_prefix_cache()
+        return self._front.engine.core.reset_prefix_cache()
 
     def get_metrics(self) -> list[Metric]:
         """Counters since the start, and gauges of now."""
-        return metrics_of(self._engine.core.stats())
+        return metrics_of(self._front.engine.core.stats())
 
     def shutdown(self) -> None:
         """Stop the engine and give its memory back; a second call does nothing."""
-        self._engine.core.shutdown()
+        self._front.engine.core.shutdown()
+        self._front.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -188,7 +237,7 @@ class LLM:
     def stream(
         self, prompt: TokenizedPrompt, params: SamplingParams, on_text: Callable[[str], bool | None]
     ) -> RequestOutput:
-        """Run one request; `on_text` gets each new piece of text, and may return False to end it there."""
+        """Run one request; `on_text` gets each new piece of its first choice's text, and may return False to end it."""
         shown = 0
 
         def on_update(request_ids: Sequence[str], update: Update) -> None:
@@ -202,142 +251,45 @@ class LLM:
             (output,) = self._client.complete([prompt], [params], [0], on_update)
         return output
 
-    def tokenize_chat(
-        self,
-        conversation: Conversation,
-        add_generation_prompt: bool = True,
-        chat_template_kwargs: Mapping[str, object] | None = None,
-    ) -> TokenizedPrompt:
+    def tokenize_chat(self, conversation: Conversation) -> TokenizedPrompt:
         """A checked prompt of a conversation."""
-        if not self._tokenizer.has_chat_template:
-            raise UserError(
-                f"model '{self.model_config.model}' has no chat template; give the prompt as text to generate()"
-            )
-        kwargs = _template_kwargs(chat_template_kwargs)
-        ids = self._tokenizer.encode_chat(conversation, add_generation_prompt=add_generation_prompt, **kwargs)
-        prompt = TokenizedPrompt(None, ids)
-        self._inputs.check(prompt)
-        return prompt
+        return self._front.tokenize_chat(conversation, ChatOptions())
 
     def tokenize(self, prompt: Prompt) -> TokenizedPrompt:
         """A checked raw prompt."""
-        return self._inputs.tokenize(prompt)
+        return self._front.tokenize(prompt)
 
     @property
     def engine(self) -> RunningEngine:
         """The parts that run."""
-        return self._engine
+        return self._front.engine
 
-    def _start(self, config: EngineConfig, catalogue: Catalogue) -> None:
-        self._engine = build_engine(config, catalogue, on_progress=logger.info)
-        self._tokenizer = load_tokenizer(self._engine.files)
-        self._inputs = InputProcessor(
-            tokenizer=self._tokenizer,
-            max_model_len=self._engine.max_model_len,
-            vocab_size=self._engine.report.vocab_size,
-            eos_token_ids=self._engine.files.eos_token_ids,
-        )
+    def __getattr__(self, name: str) -> Callable[..., NoReturn]:
+        """vLLM's other methods: calling one says that it is not there, which AttributeError would leave in doubt."""
+        return refused_method(name)
+
+    def _start(self, config: EngineConfig, catalogue: Catalogue, hub_token: str | bool | None = None) -> None:
+        engine = start_engine(config, catalogue, hub_token)
+        try:
+            self._front = FrontEnd(config, engine)
+        except BaseException:
+            engine.core.shutdown()
+            raise
         self._client = InprocClient(
-            engine=self._engine.core,
-            clock=self._engine.clock,
-            inputs=self._inputs,
-            outputs=OutputProcessor(self._tokenizer),
+            engine=engine.core,
+            clock=engine.clock,
+            inputs=self._front.inputs,
+            outputs=OutputProcessor(self._front.tokenizer),
         )
-        self.model_config = ModelInfo(self._engine)
+        self.model_config = self._front.model_config
+        self._enqueued: list[tuple[str, int]] = []  # request id and prompt tokens
         self._lock = threading.RLock()  # one engine, one thread at a time; a callback may generate again
 
-    def _run(
-        self,
-        prompts: Sequence[TokenizedPrompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        *,
-        use_tqdm: bool,
-        priority: int | Sequence[int] | None,
-    ) -> list[RequestOutput]:
-        params = self._params_for(sampling_params, len(prompts))
-        priorities = _priorities_for(priority, len(prompts))
-        with self._lock, request_progress(len(prompts), shown=use_tqdm) as progress:
-            return self._client.complete(prompts, params, priorities, lambda request_ids, update: progress(update))
-
-    def _params_for(
-        self, given: SamplingParams | Sequence[SamplingParams] | None, count: int
-    ) -> Sequence[SamplingParams]:
-        if given is None:
-            given = self.get_default_sampling_params()
-        if isinstance(given, SamplingParams):
-            return [given] * count
-        if not isinstance(given, Sequence) or not all(isinstance(row, SamplingParams) for row in given):
-            raise ValidationError(
-                f"sampling_params is a SamplingParams or a list of them; got {type(given).__name__}",
-                parameter="sampling_params",
-                value=given,
-            )
-        return _one_each("sampling_params", given, count)
+    def _complete(self, batch: Batch, use_tqdm: bool | ProgressBarFactory) -> list[RequestOutput]:
+        with self._lock, request_progress(list(map(num_tokens, batch.prompts)), use_tqdm) as progress:
+            return self._client.complete(batch.prompts, batch.params, batch.priorities, progress, batch.scheduling)
 
 
-def _as_overrides(overrides: str | Sequence[str] | None) -> Sequence[str]:
-    if overrides is None:
-        return ()
-    if not isinstance(overrides, list | tuple) or not all(isinstance(override, str) for override in overrides):
-        raise UserError(f"overrides are a list of strings such as ['kv_cache.num_blocks=64']; got {overrides!r}")
-    return overrides
-
-
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt, or several: a list of ints is one prompt of token ids."""
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    if not isinstance(prompts, Sequence):
-        raise ValidationError(
-            f"prompts is a prompt or a list of prompts; got {type(prompts).__name__}",
-            parameter="prompts",
-            value=prompts,
-        )
-    if prompts and all(isinstance(item, int) for item in prompts):
-        return [cast("Sequence[int]", prompts)]
-    return [cast("Prompt", prompt) for prompt in prompts]
-
-
-def _template_kwargs(given: Mapping[str, object] | None) -> dict[str, object]:
-    if given is None:
-        return {}
-    reserved = {"messages", "add_generation_prompt", "self"}
-    if not isinstance(given, Mapping) or not all(isinstance(name, str) and name not in reserved for name in given):
-        raise ValidationError(
-            f"chat_template_kwargs is a dict of names in the template, without {' and '.join(sorted(reserved))}; "
-            f"got {given!r}",
-            parameter="chat_template_kwargs",
-            value=given,
-        )
-    return dict(given)
-
-
-def _as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
-    if not isinstance(messages, Sequence) or isinstance(messages, str):
-        raise ValidationError(
-            f"messages is a list of messages or a list of such lists; got {type(messages).__name__}",
-            parameter="messages",
-            value=messages,
-        )
-    if not messages or isinstance(messages[0], Mapping):
-        return [cast("Conversation", messages)]
-    return [cast("Conversation", conversation) for conversation in messages]
-
-
-def _priorities_for(priority: int | Sequence[int] | None, count: int) -> Sequence[int]:
-    given = 0 if priority is None else priority
-    rows = _one_each("priority", given, count) if isinstance(given, list | tuple) else [cast("int", given)] * count
-    for value in rows:
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise ValidationError(f"a priority is an integer; got {value!r}", parameter="priority", value=value)
-    return rows
-
-
-def _one_each(name: str, rows: Sequence[T], count: int) -> Sequence[T]:
-    if len(rows) != count:
-        raise ValidationError(
-            f"{name} has {len(rows)} entries for {count} prompts; give one for all, or one each",
-            parameter=name,
-            value=len(rows),
-        )
-    return rows
+def num_tokens(prompt: TokenizedPrompt) -> int:
+    """Of a prompt."""
+    return len(prompt.token_ids)

@@ -175,7 +175,7 @@ def test_chat_takes_one_conversation_or_several(llm: LLM) -> None:
         ([[1.5]], "integers"),
         ([[True, "a"]], "integers"),
         ([[1, "a"]], "integers"),
-        ([{"text": "a"}], "one key"),
+        ([{"text": "a"}], "no key 'text'"),
         ([{"prompt": "a", "prompt_token_ids": [1]}], "one key"),
         ([None], "NoneType"),
         (3, "int"),
@@ -307,14 +307,14 @@ def test_ctrl_c_ends_the_requests_and_keeps_the_engine(llm: LLM) -> None:
 
 
 def test_ctrl_c_while_requests_are_queued_keeps_the_engine(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    make, count = InputProcessor.make_request, itertools.count()
+    make, count = InputProcessor.make_requests, itertools.count()
 
-    def interrupted(self: InputProcessor, *arguments: Any) -> EngineCoreRequest:
+    def interrupted(self: InputProcessor, *arguments: Any, **others: Any) -> list[EngineCoreRequest]:
         if next(count) == 3:
             signal.raise_signal(signal.SIGINT)
-        return make(self, *arguments)
+        return make(self, *arguments, **others)
 
-    monkeypatch.setattr(InputProcessor, "make_request", interrupted)
+    monkeypatch.setattr(InputProcessor, "make_requests", interrupted)
     with pytest.raises(KeyboardInterrupt):
         llm.generate(["hi"] * 6, GREEDY, use_tqdm=False)
     assert not llm.engine.core.has_requests()
@@ -349,15 +349,15 @@ def test_logits_that_are_not_finite_end_their_request_with_an_error_and_no_other
     from tokenyard.model.decoder import FastDecoder
 
     alone = tokens(llm, ["hi", "he t"])
-    forward = FastDecoder.forward
+    plain = FastDecoder.logits
 
-    def damaged(self, token_ids, positions, logits_rows, attention):  # type: ignore[no-untyped-def]
-        logits = forward(self, token_ids, positions, logits_rows, attention)
+    def damaged(self, states):  # type: ignore[no-untyped-def]
+        logits = plain(self, states)
         if len(logits) == 3:
             logits[1, 5] = float("nan")
         return logits
 
-    monkeypatch.setattr(FastDecoder, "forward", damaged)
+    monkeypatch.setattr(FastDecoder, "logits", damaged)
     outputs = llm.generate(["hi", "the", "he t"], GREEDY, use_tqdm=False)
     assert [output.outputs[0].finish_reason for output in outputs] == ["length", "error", "length"]
     assert outputs[1].outputs[0].token_ids == []
@@ -371,13 +371,13 @@ def test_logits_that_are_not_finite_end_their_request_with_an_error_and_no_other
     [
         (lambda llm: llm.generate("hi", lora_request="x"), "lora_request='x' is not available"),
         (lambda llm: llm.generate("hi", tool=1), "no argument 'tool'"),
-        (lambda llm: llm.chat([{"role": "user", "content": "x"}], tools=[{}]), "tools="),
+        (lambda llm: llm.chat([{"role": "user", "content": "x"}], tools=[{}]), "no place for tools"),
         (lambda llm: llm.chat([{"role": "user", "content": "x"}], chat_template_kwargs=3), "chat_template_kwargs"),
         (lambda llm: llm.chat([{"role": "user", "content": "x"}], chat_template_kwargs={"messages": []}), "messages"),
         (lambda llm: llm.generate("\ud800"), "UTF-8 cannot encode"),
         (lambda llm: llm.chat([{"role": "user", "content": "\ud800"}]), "UTF-8 cannot encode"),
         (lambda llm: llm.generate("hi", priority=1.5), "priority"),
-        (lambda llm: llm.generate({"prompt_token_ids": "abc"}), "one key"),
+        (lambda llm: llm.generate({"prompt_token_ids": "abc"}), "one key of"),
         (lambda llm: LLM.from_config(None), "from_config"),  # type: ignore[arg-type]
         (lambda llm: LLM.from_config({"model.name": "x"}), "has a dot"),
         (lambda llm: LLM.from_config({"scheduler": None}), "got null"),

@@ -193,7 +193,8 @@ def test_d9_d10_what_a_model_cannot_meet_is_refused_before_anything_is_queued(
 def test_a_stop_token_that_is_eos_gives_no_stop_reason_unless_eos_is_ignored(tiny_llama_dir: Path) -> None:
     def request(**params: object) -> EngineCoreRequest:
         inputs = InputProcessor(tokenizer=llm.get_tokenizer(), max_model_len=256, vocab_size=100, eos_token_ids=[2, 0])
-        return inputs.make_request("r", TokenizedPrompt(None, [5]), SamplingParams(**params), 0.0)  # type: ignore[arg-type]
+        (request,) = inputs.make_requests("r", TokenizedPrompt(None, [5]), SamplingParams(**params), 0.0)  # type: ignore[arg-type]
+        return request
 
     with LLM(tiny_llama_dir, overrides=OVERRIDES) as llm:
         both = request(stop_token_ids=[7, 2, 7])

@@ -16,6 +16,7 @@ from tokenyard.engine.input_processor import InputProcessor, TokenizedPrompt
 from tokenyard.engine.output_processor import OutputProcessor, Update
 from tokenyard.errors import CapacityError
 from tokenyard.launch.assemble import build_engine
+from tokenyard.model.eos import eos_token_ids
 from tokenyard.model.tokenizer import load_tokenizer
 from tokenyard.sampling_params import SamplingParams
 
@@ -89,7 +90,7 @@ def _decode(
         tokenizer=tokenizer,
         max_model_len=engine.max_model_len,
         vocab_size=engine.report.vocab_size,
-        eos_token_ids=engine.files.eos_token_ids,
+        eos_token_ids=eos_token_ids(engine.files, tokenizer),
     )
     client = InprocClient(engine=engine.core, clock=engine.clock, inputs=inputs, outputs=outputs)
 

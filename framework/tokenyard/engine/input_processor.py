@@ -77,13 +77,18 @@ class InputProcessor:
         # A config may name more than the embedding has rows for: those are never sampled.
         self._eos_token_ids = tuple(token_id for token_id in eos_token_ids if 0 <= token_id < vocab_size)
 
-    def tokenize(self, prompt: Prompt) -> TokenizedPrompt:
-        """Raises ValidationError for a prompt that is empty, too long or out of the vocabulary."""
+    def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> TokenizedPrompt:
+        """Raises ValidationError for a prompt that is empty, too long or out of the vocabulary.
+
+        Without `add_special_tokens` a text gets none but those that are written in it.
+        """
         salt: str | None = None
         if isinstance(prompt, Mapping):
             prompt, salt = _opened(prompt)
         if isinstance(prompt, str):
-            tokenized = TokenizedPrompt(prompt, self._tokenizer.encode(prompt), salt)
+            tokenized = TokenizedPrompt(
+                prompt, self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens), salt
+            )
         else:
             tokenized = TokenizedPrompt(None, _token_ids(prompt), salt)
         self.check(tokenized)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from tokenyard.errors import ConfigError, UnsupportedError, UserError, did_you_mean
 from tokenyard.launch.flags import Flagged
 from tokenyard.launch.overrides import format_value, quote_override
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 _COMPONENTS = ("scheduler", "attention", "engine", "kv_cache", "executor")
@@ -89,13 +89,26 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 _CALL_NEUTRAL: Mapping[str, object] = {
     # the same for the arguments of generate and chat
     "lora_request": None,
-    "tokenization_kwargs": None,
     "mm_processor_kwargs": None,
-    "chat_template": None,
-    "chat_template_content_format": "auto",
-    "continue_final_message": False,
-    "tools": None,
 }
+
+_METHODS_NOT_YET = frozenset(
+    {
+        "apply_model",
+        "beam_search",
+        "classify",
+        "collective_rpc",
+        "embed",
+        "encode",
+        "reset_mm_cache",
+        "reward",
+        "score",
+        "sleep",
+        "start_profile",
+        "stop_profile",
+        "wake_up",
+    }
+)
 
 
 def refuse_call_arguments(method: str, arguments: Mapping[str, object]) -> None:
@@ -109,6 +122,22 @@ def refuse_call_arguments(method: str, arguments: Mapping[str, object]) -> None:
                 parameter=name,
                 value=value,
             )
+
+
+def refused_method(name: str) -> Callable[..., NoReturn]:
+    """A method of vLLM's LLM that refuses to be called; AttributeError for a name that it has not either."""
+    if name not in _METHODS_NOT_YET:
+        raise AttributeError(f"LLM has no attribute '{name}'")
+
+    def refuse(*args: object, **kwargs: object) -> NoReturn:
+        raise UnsupportedError(
+            f"LLM.{name} is not available in this version; it generates text: generate, chat, enqueue and "
+            "wait_for_completion",
+            parameter=name,
+            value=None,
+        )
+
+    return refuse
 
 
 def llm_overrides(model: str | Path | None, arguments: Mapping[str, object]) -> list[Flagged]:

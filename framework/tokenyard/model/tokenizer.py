@@ -176,6 +176,28 @@ class Tokenizer:
         with library_errors(_cannot_encode):
             return self._guard.encode_marked(rendered)
 
+    def apply_chat_template(
+        self,
+        conversation: Conversation,
+        *,
+        tokenize: bool = True,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        **chat_template_kwargs: object,
+    ) -> str | list[int]:
+        """`encode_chat`, or `render_chat` with `tokenize=False`, under the name and defaults that transformers has."""
+        convert = self.encode_chat if tokenize else self.render_chat
+        return convert(
+            conversation,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template=chat_template,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs or None,
+        )
+
     def close(self) -> None:
         """End the process that renders chat templates; another chat starts a new one."""
         self._renderer.close()

@@ -25,6 +25,16 @@ NOTHING_LEFT = [
     (
         Row(
             logits=[0.0] * 3,
+            params=SamplingParams(allowed_token_ids=[1], min_tokens=1),
+            output=[2],
+            stop_token_ids=[0],
+            bad_words=[[1]],
+        ),
+        "allowed_token_ids, bad_words forbid",
+    ),
+    (
+        Row(
+            logits=[0.0] * 3,
             params=SamplingParams(allowed_token_ids=[0, 1], min_tokens=2),
             prompt=[1],
             output=[1],

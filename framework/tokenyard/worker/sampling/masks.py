@@ -78,7 +78,7 @@ class BannedTokens:
 
 
 @dataclass(frozen=True, slots=True)
-class _BadWords:
+class _RowBadWords:
     """Bad words of several tokens of one row, by the token before their last."""
 
     row: int
@@ -96,7 +96,7 @@ class _BadWords:
 class BadWords:
     """`bad_words` of several tokens: the last one is banned while the output ends with those before it."""
 
-    rows: tuple[_BadWords, ...]
+    rows: tuple[_RowBadWords, ...]
 
     @classmethod
     def of(cls, requests: Sequence[SampledRequest], vocab_size: int) -> BadWords | None:
@@ -108,7 +108,7 @@ class BadWords:
                 if len(word) > 1 and 0 <= word[-1] < vocab_size:
                     words.setdefault(word[-2], []).append(word)
             if words:
-                rows.append(_BadWords(row, request.num_prompt_tokens, words))
+                rows.append(_RowBadWords(row, request.num_prompt_tokens, words))
         return cls(rows=tuple(rows)) if rows else None
 
     def apply(self, logits: torch.Tensor, history: History) -> None:

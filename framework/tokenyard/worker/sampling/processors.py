@@ -26,7 +26,7 @@ class _RowProcessor:
 
 @dataclass(frozen=True, slots=True)
 class RowProcessors:
-    """Called one row after the other: the one thing in a step, beside bad words, that takes time for each row."""
+    """Called one row after the other: each is somebody's own code."""
 
     rows: tuple[_RowProcessor, ...]
 

@@ -145,8 +145,8 @@ def test_smp_05_ids_outside_of_the_vocabulary_touch_no_token() -> None:
         logit_bias=dict.fromkeys(outside, 5.0), allowed_token_ids=[*range(V), *outside], min_tokens=3
     )
     stops = [-1, -V, *outside]
-    words = [[-1], [V], [0, V], [V, -2], []]
-    row = Row(logits=[1.0] * V, params=params, prompt=[1], stop_token_ids=stops, bad_words=words[:-1])
+    words = [[-1], [V], [0, V], [0, -2], [V, 0], []]
+    row = Row(logits=[1.0] * V, params=params, prompt=[1], output=[0], stop_token_ids=stops, bad_words=words)
     assert edited([row, Row(logits=[2.0] * V, params=SamplingParams())]) == [[1.0] * V, [2.0] * V]
 
 

@@ -132,6 +132,41 @@ def test_a_row_is_limited_alone_as_in_any_batch(scale: float, step: float) -> No
     assert together[::-1] == let_in(logits.flip(0), LIMITS[::-1])
 
 
+@pytest.mark.parametrize(
+    ("params", "allowed"),
+    [
+        (SamplingParams(top_p=0.5), 1),
+        (SamplingParams(top_p=0.75), 2),
+        (SamplingParams(top_p=0.7500001), 4),
+        (SamplingParams(top_k=2, top_p=2 / 3), 1),
+        (SamplingParams(min_p=0.25), 4),
+        (SamplingParams(min_p=0.2500001), 2),
+        (SamplingParams(min_p=0.5), 2),
+    ],
+)
+def test_a_limit_that_is_reached_exactly_is_reached(params: SamplingParams, allowed: int) -> None:
+    probabilities = torch.tensor([[0.5, 0.25, 0.125, 0.125]])
+    limits = Limits.of([params], 4, CPU)
+    assert limits is not None
+    limits.apply(probabilities)
+    assert int((probabilities > 0).sum()) == allowed
+
+
+def test_equals_of_the_kth_count_as_a_whole_however_many_they_are() -> None:
+    """0.3 is not half of all, though it is of the first hundreds."""
+    probabilities = torch.tensor([[0.3, *[0.7 / 2999] * 2999]])
+    assert let_in(probabilities.log(), [SamplingParams(top_k=2, top_p=0.5)]) == [set(range(3000))]
+
+
+def test_top_k_alone_drops_nothing_more_beside_a_row_with_top_p() -> None:
+    """float32 probabilities may add up to a little more than 1."""
+    probabilities = torch.tensor([[1.0, 2.0**-20, 0.0, 0.0]] * 2)
+    limits = Limits.of([SamplingParams(top_k=3), SamplingParams(top_p=0.5)], 4, CPU)
+    assert limits is not None
+    limits.apply(probabilities)
+    assert probabilities.tolist() == [[1.0, 2.0**-20, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]]
+
+
 def test_limits_of_one_row_leave_the_others_alone() -> None:
     params = [SamplingParams(top_k=1) if row % 2 else SamplingParams() for row in range(20)]
     assert [len(tokens) for tokens in let_in(torch.randn(20, 50), params)] == [50, 1] * 10

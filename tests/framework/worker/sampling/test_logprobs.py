@@ -66,7 +66,7 @@ def test_a_row_is_the_same_alone_and_beside_rows_that_ask_for_more() -> None:
 @pytest.mark.parametrize("count", [0, 2, -1])
 def test_smp_14_all_are_finite_whatever_the_logits_are(bad: float, count: int) -> None:
     """SMP-14: JSON has no infinity."""
-    for logits in ([[bad, 1.0, 2.0]], [[bad] * 3], [[1.0, 0.0, bad]]):
+    for logits in ([[bad, 1.0, 2.0]], [[bad] * 3], [[1.0, 0.0, bad]], [[-3e38, bad, 3e38]]):
         found = token_logprobs(torch.tensor(logits), torch.tensor([0]), [count])
         json.dumps(found.logprobs.tolist(), allow_nan=False)
         assert (found.token_ids >= 0).all()

@@ -1,0 +1,213 @@
+"""AsyncClient: many coroutines, one engine in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import threading
+from typing import TYPE_CHECKING
+
+from tokenyard.engine.output_processor import OutputProcessor
+from tokenyard.errors import EngineDeadError
+from tokenyard.request import FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterable, Sequence
+
+    from tokenyard.engine.engine_thread import EngineThread
+    from tokenyard.engine.input_processor import InputProcessor, TokenizedPrompt
+    from tokenyard.engine_outputs import EngineCoreOutputs
+    from tokenyard.interfaces.engine_core import EngineCore
+    from tokenyard.model.tokenizer import Tokenizer
+    from tokenyard.outputs import RequestOutput
+    from tokenyard.request import EngineCoreRequest, SchedulingHints
+    from tokenyard.sampling_params import SamplingParams
+
+
+class _Stream:
+    """One request and the coroutine that waits for it."""
+
+    __slots__ = ("error", "has_news", "label", "loop", "request_id")
+
+    def __init__(self, request_id: str, label: str, loop: asyncio.AbstractEventLoop) -> None:
+        self.request_id = request_id
+        self.label = label
+        self.loop = loop
+        self.has_news = asyncio.Event()
+        self.error: Exception | None = None
+
+
+class AsyncClient:
+    """Outputs are made when a consumer asks for them, out of what its request has by then.
+
+    So nothing piles up for a slow one, and the engine's thread does no more for many consumers than text and stop
+    strings, which end a request before its next step. Between the threads stands one lock, around the
+    OutputProcessor and the streams; no wait happens under it. Consumers may live in several event loops.
+    """
+
+    def __init__(self, thread: EngineThread, inputs: InputProcessor, tokenizer: Tokenizer) -> None:
+        self._thread = thread
+        self._clock = thread.engine.clock
+        self._inputs = inputs
+        self._outputs = OutputProcessor(tokenizer)
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._streams: dict[str, _Stream] = {}  # by request id
+        self._death: EngineDeadError | None = None
+        thread.begin(self._deliver, self._end)
+
+    async def stream(
+        self,
+        label: str | None,
+        prompt: TokenizedPrompt,
+        params: SamplingParams,
+        priority: int,
+        scheduling: SchedulingHints | None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Queue a checked prompt and yield its outputs by `params.output_kind`.
+
+        However it ends, the request is gone from the engine one step later; one that has not ended is aborted. Raises
+        ValidationError when the request is refused, EngineDeadError when the engine ends.
+        """
+        stream = self._submit(label, prompt, params, priority, scheduling)
+        try:
+            while True:
+                await stream.has_news.wait()
+                stream.has_news.clear()
+                output = self._next(stream)
+                if output is not None:
+                    yield output
+                    if output.finished:
+                        return
+        finally:
+            self._close(stream)
+
+    def abort(self, labels: Iterable[str]) -> None:
+        """End requests by what their users call them; unknown and ended ones are ignored."""
+        wanted = frozenset(labels)
+        with self._lock:
+            streams = [stream for stream in self._streams.values() if stream.label in wanted]
+            request_ids = [stream.request_id for stream in streams]
+            engine_ids = self._outputs.engine_ids(request_ids)
+            self._outputs.abort(request_ids, self._clock.now())
+        _wake(streams)
+        self._finish(engine_ids)
+
+    @property
+    def num_streams(self) -> int:
+        """Requests that somebody waits for."""
+        return len(self._streams)
+
+    def _submit(
+        self,
+        label: str | None,
+        prompt: TokenizedPrompt,
+        params: SamplingParams,
+        priority: int,
+        scheduling: SchedulingHints | None,
+    ) -> _Stream:
+        request_id, now = str(next(self._numbers)), self._clock.now()
+        requests = self._inputs.make_requests(request_id, prompt, params, now, priority=priority, scheduling=scheduling)
+        stream = _Stream(request_id, request_id if label is None else label, asyncio.get_running_loop())
+        with self._lock:
+            if self._death is not None:
+                raise self._death
+            child_ids = [request.request_id for request in requests]
+            self._outputs.add(request_id, prompt, params, now, child_ids, label=stream.label)
+            self._streams[request_id] = stream
+        try:
+            self._thread.post(lambda core: self._add(core, requests, stream))
+        except EngineDeadError:
+            self._forget(stream)
+            raise
+        return stream
+
+    def _next(self, stream: _Stream) -> RequestOutput | None:
+        if stream.error is not None:
+            raise stream.error
+        with self._lock:
+            return self._outputs.stream_output(stream.request_id)
+
+    def _close(self, stream: _Stream) -> None:
+        """Its consumer has left, for whatever reason."""
+        with self._lock:
+            engine_ids = self._outputs.engine_ids([stream.request_id])
+        self._forget(stream)
+        self._finish(engine_ids)
+
+    def _forget(self, stream: _Stream) -> None:
+        with self._lock:
+            self._streams.pop(stream.request_id, None)
+            self._outputs.forget([stream.request_id])
+
+    def _finish(self, engine_ids: Sequence[str]) -> None:
+        def finish(core: EngineCore) -> None:
+            core.finish_requests(engine_ids, FinishReason.ABORT)
+
+        if engine_ids:
+            with contextlib.suppress(EngineDeadError):  # with the engine its requests have ended
+                self._thread.post(finish)
+
+    # In the engine's thread
+
+    def _add(self, core: EngineCore, requests: Sequence[EngineCoreRequest], stream: _Stream) -> None:
+        """All choices or none; a request whose consumer has left already is not queued."""
+        with self._lock:
+            if stream.request_id not in self._streams:
+                return
+        added: list[str] = []
+        try:
+            for request in requests:
+                core.add_request(request)
+                added.append(request.request_id)
+        except Exception as error:  # also of a policy: it concerns this request alone
+            core.finish_requests(added, FinishReason.ABORT)
+            stream.error = error
+            _wake([stream])
+
+    def _deliver(self, core: EngineCore, outputs: EngineCoreOutputs) -> None:
+        with self._lock:
+            update = self._outputs.process(outputs, self._clock.now())
+            streams = [self._streams[request_id] for request_id in update.touched if request_id in self._streams]
+        if update.stopped:
+            core.finish_requests(update.stopped, FinishReason.STOP)
+        self._abandon(_wake(streams))
+
+    def _abandon(self, streams: Sequence[_Stream]) -> None:
+        """Nobody will ever ask for these: their event loops are closed."""
+        for stream in streams:
+            self._close(stream)
+
+    def _end(self, failure: BaseException | None) -> None:
+        if isinstance(failure, EngineDeadError):
+            death = failure
+        else:
+            reason = "was shut down" if failure is None else f"stopped on an error ({failure})"
+            death = EngineDeadError(f"the engine {reason}; start a new one")
+            death.__cause__ = failure
+        with self._lock:
+            self._death = death
+            streams = list(self._streams.values())
+        for stream in streams:
+            stream.error = stream.error or death
+        _wake(streams)
+
+
+def _wake(streams: Sequence[_Stream]) -> list[_Stream]:
+    """Tell the consumers that there is something, a call for each event loop; returns those whose loop is closed."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[_Stream]] = {}
+    for stream in streams:
+        by_loop.setdefault(stream.loop, []).append(stream)
+    lost: list[_Stream] = []
+    for loop, its_streams in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_set_all, its_streams)
+        except RuntimeError:
+            lost += its_streams
+    return lost
+
+
+def _set_all(streams: Sequence[_Stream]) -> None:
+    for stream in streams:
+        stream.has_news.set()

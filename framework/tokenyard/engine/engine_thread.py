@@ -1,0 +1,144 @@
+"""EngineThread: an engine that steps in a thread of its own."""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+from tokenyard.engine.driver import drive
+from tokenyard.errors import EngineDeadError
+
+if TYPE_CHECKING:
+    from tokenyard.engine_outputs import EngineCoreOutputs
+    from tokenyard.interfaces.engine_core import EngineCore
+    from tokenyard.launch.assemble import RunningEngine
+    from tokenyard.request import EngineCoreRequest
+
+T = TypeVar("T")
+
+Command: TypeAlias = "Callable[[EngineCore], None]"
+
+_SHUT_DOWN = "the engine is shut down; start a new one"
+
+
+class EngineThread:
+    """Everything the engine does, loading included, happens in one thread: torch keeps its settings by thread.
+
+    `deliver` gets each step's outputs and `on_end` what ended the engine, None for a shutdown; both are called in that
+    thread. Commands run between two steps, in order; one that raises ends the engine, so each handles its own errors.
+    """
+
+    def __init__(self, build: Callable[[], RunningEngine]) -> None:
+        """Start the thread and wait until the engine is built; raises what `build` raised."""
+        self._commands: collections.deque[Command] = collections.deque()
+        self._is_stopping = False
+        self._has_ended = False
+        self._lock = threading.Lock()  # between posting a command and the end, after which none runs
+        self._begin = threading.Event()
+        self._built: Future[RunningEngine] = Future()
+        self._deliver: Callable[[EngineCore, EngineCoreOutputs], None] = _nobody
+        self._on_end: Callable[[BaseException | None], None] = _nobody_cares
+        self.event: threading.Event = threading.Event()  # as Arrivals has it: something was posted
+        self._thread = threading.Thread(target=self._run, args=(build,), name="tokenyard-engine", daemon=True)
+        self._thread.start()
+        self.engine = self._built.result()
+
+    def begin(
+        self,
+        deliver: Callable[[EngineCore, EngineCoreOutputs], None],
+        on_end: Callable[[BaseException | None], None],
+    ) -> None:
+        """Take commands from now on."""
+        self._deliver, self._on_end = deliver, on_end
+        self._begin.set()
+
+    def post(self, command: Command) -> None:
+        """Run a command between two steps; EngineDeadError after the end."""
+        with self._lock:
+            if self._has_ended or self._is_stopping:
+                raise EngineDeadError(_SHUT_DOWN)
+            self._commands.append(command)
+        self.event.set()
+
+    def call(self, function: Callable[[EngineCore], T]) -> T:
+        """Run a function between two steps and return what it returns, or raise what it raises."""
+        future: Future[T] = Future()
+
+        def command(core: EngineCore) -> None:
+            try:
+                future.set_result(function(core))
+            except Exception as error:
+                future.set_exception(error)
+
+        self.post(command)
+        while True:
+            try:
+                return future.result(timeout=0.1)
+            except TimeoutError:
+                if future.done():
+                    raise
+                if not self._thread.is_alive() and not future.done():
+                    raise EngineDeadError("the engine ended before it could answer; start a new one") from None
+
+    def stop(self) -> None:
+        """End after the step that runs, and wait for that; a second call does nothing more."""
+        with self._lock:
+            self._is_stopping = True
+        self._begin.set()
+        self.event.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    # Arrivals: commands add the requests themselves, so that one which is refused concerns nobody else
+
+    def due(self, now: float) -> Sequence[EngineCoreRequest]:
+        self.event.clear()  # first: what is posted from here on sets it again
+        while self._commands:
+            self._commands.popleft()(self.engine.core)
+        return ()
+
+    def next_time(self) -> float | None:
+        return None
+
+    def is_exhausted(self) -> bool:
+        return False  # `until` ends the loop
+
+    def _run(self, build: Callable[[], RunningEngine]) -> None:
+        try:
+            self._built.set_result(build())
+        except BaseException as error:
+            self._built.set_exception(error)
+            return
+        self._begin.wait()
+        failure: BaseException | None = None
+        try:
+            core = self.engine.core
+            drive(
+                core,
+                self.engine.clock,
+                lambda outputs: self._deliver(core, outputs),
+                arrivals=self,
+                until=lambda: self._is_stopping,
+            )
+        except BaseException as error:
+            failure = error
+        self._end(failure)
+
+    def _end(self, failure: BaseException | None) -> None:
+        with self._lock:
+            self._has_ended = True
+        try:
+            self.engine.core.shutdown()
+        finally:
+            self._on_end(failure)
+
+
+def _nobody(core: EngineCore, outputs: EngineCoreOutputs) -> None:
+    """Outputs before anybody has begun."""
+
+
+def _nobody_cares(failure: BaseException | None) -> None:
+    """An end before anybody has begun."""

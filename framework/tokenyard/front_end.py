@@ -1,0 +1,178 @@
+"""FrontEnd: what LLM and AsyncLLM share. Arguments as users give them become checked requests of a running engine."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from tokenyard.call_arguments import as_overrides, one_each, params_for, priorities_for
+from tokenyard.engine.input_processor import InputProcessor, TokenizedPrompt
+from tokenyard.errors import UnsupportedError, UserError, ValidationError
+from tokenyard.launch.assemble import build_engine
+from tokenyard.launch.compose import load_engine_config, load_engine_config_from
+from tokenyard.launch.llm_arguments import llm_overrides
+from tokenyard.model.eos import eos_token_ids
+from tokenyard.model.rope_config import max_prompt_len
+from tokenyard.model.tokenizer import load_tokenizer
+from tokenyard.sampling_params import SamplingParams, default_sampling_params, log_default_sampling_params
+from tokenyard.scheduling_hints import SchedulingHints, read_hints
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from omegaconf import DictConfig
+
+    from tokenyard.call_arguments import Conversation
+    from tokenyard.catalogue import Catalogue
+    from tokenyard.config import EngineConfig
+    from tokenyard.engine.input_processor import Prompt
+    from tokenyard.launch.assemble import RunningEngine
+
+logger = logging.getLogger(__name__)
+
+
+class ModelInfo:
+    """`LLM.model_config`: what is loaded."""
+
+    def __init__(self, engine: RunningEngine) -> None:
+        self.model = engine.files.name
+        self.max_model_len = engine.max_model_len
+        self.dtype = engine.report.dtype
+        self.vocab_size = engine.report.vocab_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatOptions:
+    """How a conversation is rendered: see Tokenizer.render_chat."""
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template: str | None = None
+    tools: Sequence[Mapping[str, object]] | None = None
+    chat_template_kwargs: Mapping[str, object] | None = None
+
+
+class Batch(NamedTuple):
+    """Checked prompts with what goes with each; all four are as long."""
+
+    prompts: Sequence[TokenizedPrompt]
+    params: Sequence[SamplingParams]
+    priorities: Sequence[int]
+    scheduling: Sequence[SchedulingHints | None]
+
+
+class FrontEnd:
+    """Tokenizer, limits and defaults of one running engine. Used from any thread."""
+
+    def __init__(self, config: EngineConfig, engine: RunningEngine) -> None:
+        self.engine = engine
+        self.model_config = ModelInfo(engine)
+        self.tokenizer = load_tokenizer(engine.files)
+        self.inputs = InputProcessor(
+            tokenizer=self.tokenizer,
+            max_model_len=engine.max_model_len,
+            vocab_size=engine.report.vocab_size,
+            eos_token_ids=eos_token_ids(engine.files, self.tokenizer),
+            max_logprobs=config.model.max_logprobs,
+            has_logits_processors=bool(config.logits_processors),
+            max_prompt_len=max_prompt_len(engine.files.config),
+        )
+        log_default_sampling_params(engine.files.generation_config)
+
+    def tokenize(self, prompt: Prompt, tokenization_kwargs: Mapping[str, object] | None = None) -> TokenizedPrompt:
+        """A checked raw prompt. The one tokenization keyword is `add_special_tokens`."""
+        return self.inputs.tokenize(prompt, add_special_tokens=_adds_special_tokens(tokenization_kwargs))
+
+    def tokenize_chat(self, conversation: Conversation, options: ChatOptions) -> TokenizedPrompt:
+        """A checked prompt of a conversation."""
+        if options.chat_template is None and not self.tokenizer.has_chat_template:
+            raise UserError(
+                f"model '{self.model_config.model}' has no chat template; give the prompt as text to generate(), or a "
+                "chat_template"
+            )
+        ids = self.tokenizer.encode_chat(
+            conversation,
+            add_generation_prompt=options.add_generation_prompt,
+            continue_final_message=options.continue_final_message,
+            chat_template=options.chat_template,
+            tools=options.tools,
+            chat_template_kwargs=options.chat_template_kwargs,
+        )
+        prompt = TokenizedPrompt(None, ids)
+        self.inputs.check(prompt)
+        return prompt
+
+    def batch(
+        self,
+        prompts: Sequence[TokenizedPrompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: int | Sequence[int] | None,
+        scheduling: Mapping[str, object] | SchedulingHints | Sequence[Mapping[str, object] | None] | None,
+    ) -> Batch:
+        """What goes with each prompt, one for all or one each; nothing is queued."""
+        given = self.default_sampling_params() if sampling_params is None else sampling_params
+        count = len(prompts)
+        return Batch(prompts, params_for(given, count), priorities_for(priority, count), self._hints(scheduling, count))
+
+    def default_sampling_params(self) -> SamplingParams:
+        """The defaults, changed by the model's generation_config."""
+        return default_sampling_params(self.engine.files.generation_config)
+
+    def close(self) -> None:
+        """End the process that renders chat templates, if one runs."""
+        self.tokenizer.close()
+
+    def _hints(
+        self,
+        given: Mapping[str, object] | SchedulingHints | Sequence[Mapping[str, object] | None] | None,
+        count: int,
+    ) -> Sequence[SchedulingHints | None]:
+        metadata_type = self.engine.metadata_type
+        if isinstance(given, list | tuple) and not isinstance(given, SchedulingHints):
+            return [read_hints(row, metadata_type) for row in one_each("scheduling", given, count)]
+        return [read_hints(cast("Mapping[str, object] | None", given), metadata_type)] * count
+
+
+def check_content_format(value: str) -> None:
+    """How message contents reach a template: always as text, whatever parts they came in."""
+    if value not in ("auto", "string"):
+        raise UnsupportedError(
+            f"chat_template_content_format={value!r} is not available in this version; allowed: 'auto', 'string'",
+            parameter="chat_template_content_format",
+            value=value,
+        )
+
+
+def load_config(
+    model: str | Path | None, arguments: Mapping[str, object], overrides: Sequence[str] | None
+) -> tuple[EngineConfig, Catalogue]:
+    """From the arguments of `LLM(...)` or `AsyncLLM(...)`."""
+    return load_engine_config([*llm_overrides(model, arguments), *as_overrides(overrides)])
+
+
+def read_config(config: DictConfig | Mapping[str, object] | Sequence[str]) -> tuple[EngineConfig, Catalogue]:
+    """From a composed Hydra config (a `@hydra.main` script's own), or a list of override strings."""
+    if isinstance(config, str | list | tuple):
+        return load_engine_config(as_overrides(config))
+    if not isinstance(config, Mapping) and not hasattr(config, "items"):
+        raise UserError(f"from_config takes a config, a dict or a list of overrides; got {config!r}")
+    return load_engine_config_from(cast("DictConfig | Mapping[str, object]", config))
+
+
+def start_engine(config: EngineConfig, catalogue: Catalogue, hub_token: str | bool | None = None) -> RunningEngine:
+    """Load the model and put the engine together, with a log line for each long phase."""
+    return build_engine(config, catalogue, on_progress=logger.info, hub_token=hub_token)
+
+
+def _adds_special_tokens(given: Mapping[str, object] | None) -> bool:
+    rest = dict(given or {})
+    value = rest.pop("add_special_tokens", True)
+    if rest or not isinstance(value, bool):
+        raise ValidationError(
+            f"tokenization_kwargs={dict(given or {})!r} is not valid: its one key is add_special_tokens, true or false",
+            parameter="tokenization_kwargs",
+            value=given,
+        )
+    return value
