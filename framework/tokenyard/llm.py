@@ -193,11 +193,15 @@ class LLM:
                 value=output_type,
             )
         with self._lock:
-            request_ids = [request_id for request_id, _ in self._enqueued]
-            with request_progress([length for _, length in self._enqueued], use_tqdm) as progress:
-                self._client.run(request_ids, progress)
+            # `generate` may have run some of them along.
+            waiting = {
+                request_id: length for request_id, length in self._enqueued if not self._client.is_finished(request_id)
+            }
+            with request_progress(list(waiting.values()), use_tqdm) as progress:
+                self._client.run(list(waiting), progress)
+            outputs = [self._client.take(request_id) for request_id, _ in self._enqueued]
             self._enqueued.clear()
-            return [self._client.take(request_id) for request_id in request_ids]
+            return outputs
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer: Tokenyard's own, with encode, decode, apply_chat_template and token_to_id."""

@@ -118,6 +118,10 @@ class InprocClient:
             while not self._open and self._engine.has_requests() and self._engine.step().did_run:
                 pass
 
+    def is_finished(self, request_id: str) -> bool:
+        """Whether a request has ended; also of one that is not known any more."""
+        return self._outputs.is_finished(request_id)
+
     def text(self, request_id: str) -> str:
         """The text of a request's first choice so far."""
         return self._outputs.text(request_id)

@@ -43,9 +43,11 @@ def read_tokenizer_file(path: Path) -> tokenizers.Tokenizer:
         content.decode()
         entry = msgspec.json.decode(content, type=_TokenizerEntry)
         backend = tokenizers.Tokenizer.from_buffer(content)
-    _check_added_tokens(backend, entry.added_tokens or [], path)
-    if has_holes(backend):
+    misplaced = _misplaced(backend, entry.added_tokens or [])
+    if misplaced is not None or has_holes(backend):  # both may come of a token that is listed twice
         _check_spelled_once(bytes(entry.model.vocab), path)
+    if misplaced is not None:
+        raise ModelLoadError(f"{path}: {misplaced}; fetch the file again")
     return backend
 
 
@@ -95,15 +97,13 @@ def _check_frame(backend: tokenizers.Tokenizer, size: int, origin: str) -> None:
         raise ModelLoadError(f"{origin}: adds token id {max(frame)} to texts, which its vocabulary does not have")
 
 
-def _check_added_tokens(backend: tokenizers.Tokenizer, added: list[_AddedEntry], path: Path) -> None:
-    """The library numbers a misplaced added token anew, without a word."""
+def _misplaced(backend: tokenizers.Tokenizer, added: list[_AddedEntry]) -> str | None:
+    """What is wrong with an added token, which the library numbers anew without a word; None when nothing is."""
     for token in added:
         real = backend.token_to_id(token.content)
         if token.content and real != token.id:
-            raise ModelLoadError(
-                f"{path}: added token {token.content!r} has the id {token.id}, but the vocabulary puts it at {real}; "
-                "fetch the file again"
-            )
+            return f"added token {token.content!r} has the id {token.id}, but the vocabulary puts it at {real}"
+    return None
 
 
 def _check_spelled_once(vocabulary: bytes, path: Path) -> None:
