@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 
-PROMPT = "What is the capital of France?"
 PEER = """
 import sys, time
 from pathlib import Path
@@ -33,11 +32,11 @@ print(tokenizer.decode(output[0, inputs["input_ids"].shape[1]:]))
 """
 
 
-def timed(command: list[str]) -> tuple[float, str]:
-    """Wall-clock seconds of a whole process, and its stdout."""
+def timed(command: list[str]) -> float:
+    """Wall-clock seconds of a whole process."""
     started = time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return time.perf_counter() - started, done.stdout
+    subprocess.run(command, capture_output=True, text=True, check=True)
+    return time.perf_counter() - started
 
 
 def main() -> None:
@@ -45,20 +44,19 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     runs = parser.parse_args().runs
 
+    from tokenyard.bench.startup import PROMPT, timed_start
     from tokenyard.model.default_model import ensure_default_model
 
     folder = str(ensure_default_model(print))
-    flags = ["--max-tokens", "1", "--temperature", "0", "--json"]
-    ours = [sys.executable, "-c", "from tokenyard.cli import main; main()", "generate", PROMPT, *flags]
     peer = [sys.executable, "-c", PEER, folder, PROMPT]
     seconds: dict[str, list[float]] = {"tokenyard": [], "transformers": []}
     phases: dict[str, list[float]] = {}
     for _ in range(runs):
-        wall, out = timed(ours)
-        seconds["tokenyard"].append(wall)
-        for name, value in json.loads(out)["phases"].items():
+        start = timed_start()
+        seconds["tokenyard"].append(start.wall)
+        for name, value in start.phases.items():
             phases.setdefault(name, []).append(value)
-        seconds["transformers"].append(timed(peer)[0])
+        seconds["transformers"].append(timed(peer))
     medians = {name: round(statistics.median(values), 2) for name, values in seconds.items()}
     print(
         json.dumps(

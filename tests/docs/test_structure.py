@@ -55,10 +55,11 @@ def names_in_the_code() -> set[str]:
     for root in SOURCES:
         for path in (ROOT / root).rglob("*.py"):
             for node in ast.parse(path.read_text(encoding="utf-8")).body:
-                if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                     found.add(node.name)
                 if isinstance(node, ast.ClassDef):
-                    found |= {f"{node.name}.{item.name}" for item in node.body if isinstance(item, ast.FunctionDef)}
+                    methods = (item for item in node.body if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef))
+                    found |= {f"{node.name}.{item.name}" for item in methods}
     return found
 
 

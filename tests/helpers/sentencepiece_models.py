@@ -52,7 +52,7 @@ def train(**training: object) -> bytes:
     return out.getvalue()
 
 
-def write_folder(folder: Path, model: bytes, *, name: str = "tokenizer.model", **settings: object) -> Path:
+def write_folder(folder: Path, model: bytes, name: str = "tokenizer.model", /, **settings: object) -> Path:
     """A model's folder with nothing but its tokenizer: `settings` are JSON files by their names without `.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_bytes(model)

@@ -22,6 +22,7 @@ SECTIONS: Mapping[str, Section] = {
     "api.llm_arguments": api.llm_arguments,
     "api.llm_neutral": api.llm_neutral_arguments,
     "api.llm_methods": api.llm_methods,
+    "api.async_llm": api.async_llm,
     "api.sampling": api.sampling_params,
     "api.outputs": api.outputs,
     "api.metrics": api.metrics,

@@ -10,6 +10,7 @@ from typing import Any
 
 import tokenyard
 from tokenyard import errors as error_module
+from tokenyard.async_llm import AsyncLLM
 from tokenyard.descriptors import Descriptor
 from tokenyard.engine_outputs import SchedulerStats
 from tokenyard.errors import TokenyardError
@@ -17,8 +18,9 @@ from tokenyard.launch.llm_arguments import _COMPONENTS, _KEYS, _NEUTRAL
 from tokenyard.launch.schema import GROUPS
 from tokenyard.llm import LLM
 from tokenyard.metrics import metrics_of
-from tokenyard.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from tokenyard.sampling_params import NOT_YET, SamplingParams
+from tokenyard.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from tokenyard.request import SchedulingHints
+from tokenyard.sampling_params import NOT_YET, RequestOutputKind, SamplingParams
 
 from reference_sections.interfaces import members, method
 from reference_sections.markdown import code, joined, table
@@ -90,6 +92,11 @@ def llm_methods() -> str:
     return joined(method(row) for row in methods_of(LLM) if row.name not in _COMMAND_LINE_ONLY)
 
 
+def async_llm() -> str:
+    """AsyncLLM and its methods."""
+    return joined([doc_of(AsyncLLM), *(method(row) for row in methods_of(AsyncLLM) if row.name != "from_parts")])
+
+
 def sampling_params() -> str:
     """Available fields with their ranges, then the others with the only value that they take."""
     about = {match[1]: match[2] for match in _BULLET.finditer(doc_of(SamplingParams))}
@@ -115,7 +122,7 @@ def sampling_params() -> str:
 
 def outputs() -> str:
     """What generate() and chat() return."""
-    owners = (RequestOutput, CompletionOutput, RequestMetrics)
+    owners = (RequestOutput, CompletionOutput, Logprob, RequestMetrics, RequestOutputKind, SchedulingHints)
     return joined(joined([f"### {owner.__name__}", doc_of(owner), members(owner)]) for owner in owners)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
+from tokenyard.bench.workload import Shape, parse_shape
 from tokenyard.errors import ConfigError, did_you_mean
 from tokenyard.launch.convert import to_dataclass, wrong
 from tokenyard.launch.schema import field_names
@@ -17,6 +18,8 @@ GROUP = "bench"
 MAX_REQUESTS = 16384  # admission allows twice as many at once, and 65536 is what a scheduler may be given
 MAX_STEPS = 3000  # a decoding request of the benchmark ends after 4000 tokens, and prefill takes some of them
 MAX_PROMPT = 65536
+MAX_ITERS = 10_000
+MAX_SEED = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +76,61 @@ class OverheadBench:
         _in_range("prompt_len", self.prompt_len, "tokens", MAX_PROMPT)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThroughputBench:
+    """`tokenyard bench throughput`. Raises ConfigError on a value out of its range."""
+
+    shapes: str | tuple[str, ...] = ("1x128+64", "8x128+64", "32x128+128", "64x256+64")  # REQUESTSxINPUT+OUTPUT
+    num_rounds: int = 1  # each runs every shape once; figures are medians
+    seed: int = 0  # of the prompts
+
+    def __post_init__(self) -> None:
+        if not self.parsed:
+            raise wrong(f"{GROUP}.shapes", [], "a shape such as 8x128+64, or a list of at least one")
+        _in_range("num_rounds", self.num_rounds, "rounds", MAX_ITERS)
+        _in_range("seed", self.seed, "", MAX_SEED, least=0)
+
+    @property
+    def parsed(self) -> tuple[Shape, ...]:
+        """The shapes, each once."""
+        texts = (self.shapes,) if isinstance(self.shapes, str) else self.shapes
+        return tuple(dict.fromkeys(parse_shape(text) for text in texts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyBench:
+    """`tokenyard bench latency`. Raises ConfigError on a value out of its range."""
+
+    batch_size: int = 8  # requests at once
+    input_len: int = 32  # prompt tokens
+    output_len: int = 128  # generated tokens
+    num_iters_warmup: int = 2  # untimed batches
+    num_iters: int = 10  # timed batches
+    seed: int = 0  # of the prompts
+
+    def __post_init__(self) -> None:
+        _in_range("batch_size", self.batch_size, "requests", MAX_REQUESTS)
+        _in_range("input_len", self.input_len, "tokens", MAX_PROMPT)
+        _in_range("output_len", self.output_len, "tokens", MAX_PROMPT)
+        _in_range("num_iters", self.num_iters, "batches", MAX_ITERS)
+        _in_range("num_iters_warmup", self.num_iters_warmup, "batches", MAX_ITERS, least=0)
+        _in_range("seed", self.seed, "", MAX_SEED, least=0)
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(self.batch_size, self.input_len, self.output_len)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartupBench:
+    """`tokenyard bench startup`. Raises ConfigError on a value out of its range."""
+
+    num_iters: int = 3  # processes that are started
+
+    def __post_init__(self) -> None:
+        _in_range("num_iters", self.num_iters, "starts", MAX_ITERS)
+
+
 def read_settings(settings_type: type[SettingsT], overrides: Sequence[str]) -> SettingsT:
     """`bench.KEY=VALUE` texts as a checked dataclass; of two values the later one holds. Raises ConfigError."""
     names = field_names(settings_type)
@@ -88,14 +146,15 @@ def read_settings(settings_type: type[SettingsT], overrides: Sequence[str]) -> S
 
 
 def _plain(text: str) -> object:
-    """A number, a list, true, false or null; anything else is text."""
+    """A number, a list, true, false or null; anything else is text, or in brackets a list of texts."""
     try:
         value: object = json.loads(text)
     except ValueError:
-        return text
+        is_list = text.startswith("[") and text.endswith("]")
+        return [part.strip() for part in text[1:-1].split(",")] if is_list else text
     return value
 
 
-def _in_range(name: str, value: int, unit: str, most: int) -> None:
-    if not 1 <= value <= most:
-        raise wrong(f"{GROUP}.{name}", value, f"a whole number of {unit}, 1 to {most}")
+def _in_range(name: str, value: int, unit: str, most: int, *, least: int = 1) -> None:
+    if not least <= value <= most:
+        raise wrong(f"{GROUP}.{name}", value, f"a whole number{unit and f' of {unit}'}, {least} to {most}")

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError("stdin is closed; chat reads its messages from it")
     if given.flags.raw and given.flags.system is not None:
         raise UserError("--system needs the chat template that --raw turns off; give one of the two")
-    logging.getLogger("tokenyard.llm").setLevel(logging.INFO)
+    logging.getLogger("tokenyard.front_end").setLevel(logging.INFO)
     config = given.load()
     from tokenyard.llm import LLM  # torch is imported only once everything given has been checked
 

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     if not text:
         raise UserError("the prompt is empty; give at least one token")
     _check_shown(given)
-    logging.getLogger("tokenyard.llm").setLevel(logging.INFO)  # a first start fetches the model: say so
+    logging.getLogger("tokenyard.front_end").setLevel(logging.INFO)  # a first start fetches the model: say so
     config = given.load()
     phases.end("config")
     # Only once everything given has been checked; torch by name, so that its second is not counted as the model's.

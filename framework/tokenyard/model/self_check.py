@@ -18,11 +18,16 @@ if TYPE_CHECKING:
     from tokenyard.interfaces.attention import AttentionLayer
     from tokenyard.model.hf_attention import AttentionCall
 
+    Packed = Callable[[torch.Tensor, torch.Tensor, AttentionCall], torch.Tensor]
+    Alone = Callable[[torch.Tensor], torch.Tensor]
+
 _LENGTHS = (14, 7)  # tokens of the two sequences; the last chunk has 5 and 1 of them
 _SECOND_CHUNK = (5, 1)
 # Root mean square of the difference, relative to that of the logits. Half precision differs by a few per cent between
 # any two orders of summation, over some tens of layers; attention over wrong tokens differs by about 1.
 _TOLERANCES = {torch.float32: 1e-4, torch.float16: 0.03, torch.bfloat16: 0.15}
+# Rounding can send a token near a tie to another expert, which changes much; a mistake shows with any tokens.
+_HALF_PRECISION_ATTEMPTS = 3
 
 
 class Part(NamedTuple):
@@ -85,8 +90,8 @@ def attend(layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor, value:
 
 def check_packed_batch(
     name: str,
-    packed: Callable[[torch.Tensor, torch.Tensor, AttentionCall], torch.Tensor],
-    alone: Callable[[torch.Tensor], torch.Tensor],
+    packed: Packed,
+    alone: Alone,
     layers: Sequence[AttentionLayer],
     *,
     vocab_size: int,
@@ -97,24 +102,36 @@ def check_packed_batch(
 
     `packed(token_ids, positions, attention)` and `alone(token_ids)` return logits of all rows, [T, V].
     """
-    random = torch.Generator().manual_seed(0)
+    attempts = 1 if dtype is torch.float32 else _HALF_PRECISION_ATTEMPTS
+    differences = (_difference(packed, alone, layers, vocab_size, device, seed) for seed in range(attempts))
+    allowed = _TOLERANCES[dtype]
+    measured: list[float] = []
+    for difference in differences:
+        if difference <= allowed:
+            return
+        measured.append(difference)
+    raise ModelLoadError(
+        f"{name} gives other logits in a packed batch than alone: they differ by {min(measured):.2g} of their "
+        f"size, allowed is {allowed:g}; its attention needs something that Tokenyard does not give, so it "
+        "cannot be run"
+    )
+
+
+def _difference(
+    packed: Packed, alone: Alone, layers: Sequence[AttentionLayer], vocab_size: int, device: torch.device, seed: int
+) -> float:
+    """Root mean square of packed minus lone logits of random sequences, relative to that of the lone ones."""
+    random = torch.Generator().manual_seed(seed)
     sequences = [torch.randint(vocab_size, (length,), generator=random).to(device) for length in _LENGTHS]
     expected = torch.cat([alone(tokens) for tokens in sequences])
     actual = torch.cat(_run_packed(sequences, packed, PackedReference(layers)))
     centred = expected - expected.mean(-1, keepdim=True)
-    difference = float(_root_mean_square(actual - expected) / _root_mean_square(centred))
-    allowed = _TOLERANCES[dtype]
-    if not difference <= allowed:
-        raise ModelLoadError(
-            f"{name} gives other logits in a packed batch than alone: they differ by {difference:.2g} of their "
-            f"size, allowed is {allowed:g}; its attention needs something that Tokenyard does not give, so it "
-            "cannot be run"
-        )
+    return float(_root_mean_square(actual - expected) / _root_mean_square(centred))
 
 
 def _run_packed(
     sequences: Sequence[torch.Tensor],
-    packed: Callable[[torch.Tensor, torch.Tensor, AttentionCall], torch.Tensor],
+    packed: Packed,
     attention: PackedReference,
 ) -> list[torch.Tensor]:
     """Logits of each sequence [length, V], computed in two packed steps."""

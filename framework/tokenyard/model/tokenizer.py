@@ -24,7 +24,7 @@ from tokenyard.model.template_renderer import TemplateRenderer
 from tokenyard.model.template_variables import check_template_kwargs, check_tools
 from tokenyard.model.text_stream import TextStream
 from tokenyard.model.token_bytes import TokenBytes
-from tokenyard.model.tokenizer_config import apply_config, special_token_names
+from tokenyard.model.tokenizer_config import apply_config, special_token_names, with_added_tokens
 from tokenyard.model.tokenizer_conversion import convert_tokenizer
 from tokenyard.model.tokenizer_file import library_errors, read_tokenizer_file, vocabulary_size
 
@@ -281,7 +281,11 @@ def load_tokenizer(files: ModelFiles) -> Tokenizer:
     }
     path = folder / TOKENIZER_FILE
     if path.is_file():
-        return Tokenizer(read_tokenizer_file(path), config, find_templates(folder, config), origin=str(path))
+        backend = read_tokenizer_file(path)
+        added = folder / "added_tokens.json"
+        with library_errors(lambda reason: ModelLoadError(f"{added}: not tokens ({reason}); fetch the file again")):
+            config = with_added_tokens(config, read_json_if_there(added), backend)
+        return Tokenizer(backend, config, find_templates(folder, config), origin=str(path))
     backend, special_tokens = convert_tokenizer(folder)
     return Tokenizer(backend, {**special_tokens, **config}, find_templates(folder, config), origin=str(folder))
 

@@ -35,6 +35,18 @@ def apply_config(backend: tokenizers.Tokenizer, config: Mapping[str, object]) ->
     _set_ends(backend, names, config)
 
 
+def with_added_tokens(
+    config: Mapping[str, object], added: Mapping[str, object], backend: tokenizers.Tokenizer
+) -> dict[str, object]:
+    """The config, with those tokens of an added_tokens.json (text -> id) that neither it nor the tokenizer knows."""
+    if "added_tokens_decoder" in config:
+        return dict(config)
+    special = {*special_token_names(config).values(), *_more_special(config)}
+    unknown = {text: index for text, index in added.items() if backend.token_to_id(text) != index}
+    listed = {str(index): {"content": text, "special": text in special} for text, index in unknown.items()}
+    return {**config, "added_tokens_decoder": listed}
+
+
 def _more_special(config: Mapping[str, object]) -> list[str]:
     """Special tokens without a name of their own, listed or by a name that only this model knows."""
     listed: list[object] = []
@@ -58,7 +70,7 @@ def _add_listed(backend: tokenizers.Tokenizer, config: Mapping[str, object]) -> 
         (backend.add_special_tokens if token.special else backend.add_tokens)([token])
         if backend.token_to_id(token.content) != index:
             raise ModelLoadError(
-                f"tokenizer_config.json gives token {token.content!r} the id {index}, which tokenizer.json has no "
+                f"the model's settings give token {token.content!r} the id {index}, which tokenizer.json has no "
                 "place for; fetch both again"
             )
 

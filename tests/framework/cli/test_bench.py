@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from tokenyard import LLM
 from tokenyard.cli import run
+from tokenyard.outputs import RequestOutput
 
 SMALL = ("bench.num_requests=3", "bench.num_steps=20", "bench.prompt_len=20")
 DECODE_FIGURES = {"schedule_us", "update_us", "sum_median_us", "sum_p99_us", "loop_us", "timed_share"}
@@ -181,8 +183,16 @@ def test_overhead_for_people_is_a_table_with_the_cost_of_the_timers(
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        ([], ["what to measure is missing", "scheduler, overhead", "planned: attention, throughput"]),
-        (["throughput"], ["`tokenyard bench throughput` is not available", "scheduler, overhead"]),
+        ([], ["what to measure is missing", "scheduler, overhead", "planned: attention, serve"]),
+        (["serve"], ["`tokenyard bench serve` is not available", "scheduler, overhead, throughput, latency, startup"]),
+        (["throughput", "bench.shapes=8x128"], ["'8x128' is no shape", "8x128+64"]),
+        (["throughput", "bench.shapes=[]"], ["bench.shapes", "at least one"]),
+        (["throughput", "bench.num_rounds=0"], ["bench.num_rounds", "1 to 10000", "got 0"]),
+        (["throughput", "bench.seed=-1"], ["bench.seed", "got -1"]),
+        (["latency", "bench.batch_size=0"], ["bench.batch_size", "got 0"]),
+        (["latency", "bench.shapes=1x1+1"], ["unknown key 'bench.shapes'", "batch_size"]),
+        (["startup", "bench.num_iters=0"], ["bench.num_iters", "got 0"]),
+        (["startup", "scheduler.max_num_seq=3"], ["scheduler.max_num_seqs"]),
         (["attention"], ["`tokenyard bench attention` is not available"]),
         (["schedular"], ["did you mean 'scheduler'"]),
         (["scheduler", "smollm2-135m"], ["runs no model"]),
@@ -253,3 +263,69 @@ def test_the_keys_of_the_benchmark_are_none_of_the_config(capsys: pytest.Capture
     assert "my.yaml" in line
     assert run(["config", "--json"]) == 0
     assert not [key for key in json.loads(capsys.readouterr().out) if key.startswith("bench")]
+
+
+def test_throughput_counts_every_token_and_reuses_nothing(
+    capsys: pytest.CaptureFixture[str], tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached: list[int] = []
+    generate = LLM.generate
+
+    def look(llm: LLM, *arguments: object, **keywords: object) -> list[RequestOutput]:
+        outputs = generate(llm, *arguments, **keywords)  # type: ignore[arg-type]
+        cached.extend(output.num_cached_tokens for output in outputs)
+        return outputs
+
+    monkeypatch.setattr(LLM, "generate", look)
+    shapes = "bench.shapes=[2x16+4,3x16+5]"
+    model = (str(tiny_llama_dir), "model.max_model_len=64", "kv_cache.num_blocks=40", "model.dtype=float32")
+    rows = json.loads(output_of(capsys, "throughput", "--json", *model, shapes, "bench.num_rounds=3")[0])
+    assert [row["shape"] for row in rows] == ["2x16+4", "3x16+5"]
+    for row in rows:
+        assert (row["benchmark"], row["dtype"], row["attention"]) == ("throughput", "float32", "torch_native")
+        assert sorted(row["rounds_s"])[1] == row["seconds"]
+        num_output = row["num_requests"] * row["output_len"]
+        assert row["output_tokens_per_s"] == pytest.approx(num_output / row["seconds"], rel=0.02)
+        num_total = num_output + row["num_requests"] * row["input_len"]
+        assert row["total_tokens_per_s"] == pytest.approx(num_total / row["seconds"], rel=0.02)
+    assert len(cached) == 1 + 3 * (2 + 3)
+    assert set(cached) == {0}
+    table, about = output_of(capsys, "throughput", *model, "bench.shapes=2x16+4")
+    assert table.splitlines()[0].split()[:2] == ["shape", "output_tokens_per_s"]
+    assert "fast decoder (llama)" in about
+
+
+def test_latency_tells_percentiles_in_order(capsys: pytest.CaptureFixture[str], tiny_llama_dir: Path) -> None:
+    sizes = ("bench.batch_size=2", "bench.input_len=8", "bench.output_len=5", "bench.num_iters=4")
+    model = (str(tiny_llama_dir), "model.max_model_len=64", "kv_cache.num_blocks=40")
+    row = json_of(capsys, "latency", *model, *sizes)
+    percentiles = list(row["percentiles_s"].values())
+    assert list(row["percentiles_s"]) == ["10", "25", "50", "75", "90", "99"]
+    assert percentiles == sorted(percentiles)
+    assert percentiles[0] <= row["avg_latency_s"] <= percentiles[-1]
+    assert 0 < row["median_ttft_s"] <= percentiles[-1]
+    assert (row["batch_size"], row["input_len"], row["output_len"], row["num_iters"]) == (2, 8, 5, 4)
+
+
+def test_a_shape_that_the_model_or_the_cache_cannot_hold_is_refused(
+    capsys: pytest.CaptureFixture[str], tiny_llama_dir: Path
+) -> None:
+    model = (str(tiny_llama_dir), "model.max_model_len=64")
+    line = refused(capsys, "bench", "throughput", *model, "bench.shapes=1x60+5")
+    assert "65 tokens a request" in line
+    line = refused(capsys, "bench", "latency", *model, "kv_cache.num_blocks=2", "bench.output_len=30")
+    assert "kv_cache" in line
+
+
+def test_a_start_is_measured_in_processes_of_their_own(
+    capsys: pytest.CaptureFixture[str], tiny_llama_dir: Path
+) -> None:
+    row = json_of(capsys, "startup", str(tiny_llama_dir), "bench.num_iters=2", "kv_cache.num_blocks=40")
+    assert row["model"] == str(tiny_llama_dir)
+    assert list(row["phases_s"]) == ["interpreter", "config", "imports", "model", "first token", "rest"]
+    assert 0 < row["first_token_s"] < row["wall_s"]
+
+
+def test_a_process_that_fails_to_start_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert "failed with exit code" in refused(capsys, "bench", "startup", str(tmp_path), "bench.num_iters=1")

@@ -131,7 +131,7 @@ def test_an_answer_that_is_gone_on_with_ends_where_transformers_ends_it(
     from transformers.utils.chat_template_utils import render_jinja_template
 
     messages = [*user("a"), said("assistant", content)]
-    rendered, _ = render_jinja_template(
+    rendered = render_jinja_template(
         [messages],
         chat_template=template,
         continue_final_message=True,
@@ -140,7 +140,7 @@ def test_an_answer_that_is_gone_on_with_ends_where_transformers_ends_it(
     )
     tokenizer = with_template(template)
     ours = tokenizer.render_chat(messages, add_generation_prompt=False, continue_final_message=True)
-    assert ours == rendered[0]
+    assert ours == rendered[0][0]
     ids = tokenizer.encode_chat(messages, add_generation_prompt=False, continue_final_message=True)
     assert tokenizer.decode(ids, skip_special_tokens=False) == ours
 

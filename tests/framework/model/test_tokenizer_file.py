@@ -237,6 +237,18 @@ def test_tokens_that_only_the_config_has_are_added(with_template: MakeTokenizer)
         with_template(None, added_tokens_decoder={"999": spec})
 
 
+def test_tokens_of_an_added_tokens_file_are_added(make_llama: MakeLlama) -> None:
+    folder = make_llama()
+    (folder / "added_tokens.json").write_text(json.dumps({"<|call|>": 265, "<think>": 264}))
+    tokenizer = load_tokenizer(resolve_model(str(folder)))
+    assert tokenizer.encode("hi<|call|>")[-1] == 265
+    assert tokenizer.encode("<think>") == [264]
+    for bad, words in (({"<|call|>": 300}, "300"), ({"\ud800": 265}, "added_tokens")):
+        (folder / "added_tokens.json").write_text(json.dumps(bad))
+        with pytest.raises(ModelLoadError, match=words):
+            load_tokenizer(resolve_model(str(folder)))
+
+
 def test_the_configs_flags_of_an_added_token_count(with_template: MakeTokenizer) -> None:
     spec = {"content": "<|im_end|>", "special": True, "lstrip": True, "rstrip": False, "normalized": False}
     assert with_template(None).encode("a <|im_end|>") != with_template(None, added_tokens_decoder={"2": spec}).encode(

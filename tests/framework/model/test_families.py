@@ -1,0 +1,194 @@
+"""Every family that runs: the engine's greedy tokens and logits are transformers', however the work is cut and placed.
+
+The weights are random and large: what a token attends to changes its logits by several per cent and more, which the
+first test shows, so that equal tokens mean right positions, windows and borders between sequences.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import pytest
+import torch
+import transformers
+from family_models import prompt_of, transformers_greedy
+from teacher_forcing import bfloat16_differences, typical_row
+from tiny_models import RUNNING, WINDOW, write_model
+from tokenyard import LLM, SamplingParams
+from tokenyard.kv_cache.free_list import LRUFreeList
+from tokenyard.model.files import resolve_model
+from tokenyard.model.loader import load_model
+from tokenyard.model.self_check import PackedReference, Part
+
+if TYPE_CHECKING:
+    from tokenyard.model.causal_lm import CausalLM, PagedAttention
+
+CPU = torch.device("cpu")
+NUM_TOKENS = 8
+GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+SHARED = prompt_of(2 * WINDOW, seed=99)
+PROMPTS = [
+    *(prompt_of(length, seed=length) for length in (1, WINDOW, 3 * WINDOW + 1)),
+    *(SHARED + prompt_of(length, seed=length) for length in (2, 9)),
+]
+FolderOf = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory: pytest.TempPathFactory, tiny_llama_dir: Path) -> FolderOf:
+    """A function that gives the folder of a case of `RUNNING`, written when it is first asked for."""
+
+    @cache
+    def folder_of(name: str) -> Path:
+        return write_model(tmp_path_factory.mktemp("family"), RUNNING[name], tiny_llama_dir)
+
+    return folder_of
+
+
+@cache
+def greedy(folder: Path) -> list[list[int]]:
+    """What transformers generates after each prompt alone, with eager attention."""
+    return [transformers_greedy(folder, prompt, NUM_TOKENS) for prompt in PROMPTS]
+
+
+@cache
+def eager(folder: Path) -> torch.nn.Module:
+    model: torch.nn.Module = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    return model
+
+
+@torch.inference_mode()
+def eager_logits(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
+    """Logits [T, V] of one sequence."""
+    logits: torch.Tensor = eager(folder)(tokens[None], use_cache=False).logits[0]
+    return logits.float()
+
+
+class Batch(NamedTuple):
+    """Packed rows, and which sequence each belongs to."""
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    parts: list[Part]
+
+
+@torch.inference_mode()
+def packed_logits(model: CausalLM, batch: Batch) -> torch.Tensor:
+    attention = PackedReference(model.shape.layers)
+    attention.begin_step(batch.parts)
+    rows = torch.arange(len(batch.tokens))
+    return model.forward(batch.tokens, batch.positions, rows, cast("PagedAttention", attention))
+
+
+def lone_logits(model: CausalLM, tokens: torch.Tensor) -> torch.Tensor:
+    return packed_logits(model, Batch(tokens, torch.arange(len(tokens)), [Part(0, 0, len(tokens))]))
+
+
+def difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference, relative to the largest logit."""
+    return float((logits - expected).abs().max() / expected.abs().max())
+
+
+def changed(batch: Batch, *, has_rotary: bool) -> Iterable[Batch]:
+    """Batches that a wrong engine would compute: without the border, and with the second sequence's positions off."""
+    tokens, positions, _ = batch
+    yield Batch(tokens, positions, [Part(0, 0, len(tokens))])
+    if has_rotary:
+        yield Batch(tokens, torch.cat((positions[:20], positions[20:] * 2)), batch.parts)
+
+
+NO_POSITIONS: frozenset[str] = frozenset()
+
+
+@pytest.mark.parametrize("name", RUNNING)
+def test_packed_logits_are_those_of_eager_attention_alone_and_mistakes_would_show(name: str, family: FolderOf) -> None:
+    folder = family(name)
+    model = load_model(resolve_model(str(folder)), dtype=torch.float32, device=CPU)
+    first, second = torch.tensor(prompt_of(20, seed=1)), torch.tensor(prompt_of(30, seed=2))
+    expected = torch.cat((eager_logits(folder, first), eager_logits(folder, second)))
+    positions = torch.cat((torch.arange(20), torch.arange(30)))
+    batch = Batch(torch.cat((first, second)), positions, [Part(0, 0, 20), Part(1, 20, 50)])
+    assert difference(packed_logits(model, batch), expected) < 1e-5
+    for wrong in changed(batch, has_rotary=name not in NO_POSITIONS):
+        assert (packed_logits(model, wrong) - expected).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("name", RUNNING)
+def test_greedy_tokens_are_transformers_in_chunks_and_from_a_warm_prefix_cache(name: str, family: FolderOf) -> None:
+    folder = family(name)
+    assert len({tuple(tokens) for tokens in greedy(folder)}) > len(PROMPTS) // 2
+    overrides = ["kv_cache.num_blocks=300", "scheduler.max_num_seqs=4"]
+    with LLM(folder, block_size=4, max_num_batched_tokens=7, overrides=overrides) as llm:
+        for is_warm in (False, True):
+            outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+            assert [output.outputs[0].token_ids for output in outputs] == greedy(folder)
+            assert not is_warm or all(output.num_cached_tokens for output in outputs[1:])
+
+
+class ShuffledFreeList(LRUFreeList):
+    """Hands out free blocks in no order, and keeps which."""
+
+    handed_out: list[int]
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks)
+        order = list(self._order)
+        random.Random(3).shuffle(order)
+        self._order.clear()
+        self.append(order)
+        self.handed_out = []
+
+    def pop(self, count: int) -> list[int]:
+        block_ids = super().pop(count)
+        self.handed_out += block_ids
+        return block_ids
+
+
+@pytest.fixture
+def shuffled(monkeypatch: pytest.MonkeyPatch) -> list[ShuffledFreeList]:
+    """From now on pools have their blocks in no order; the free lists that were made."""
+    made: list[ShuffledFreeList] = []
+
+    def make(eviction: str, num_blocks: int) -> ShuffledFreeList:
+        made.append(ShuffledFreeList(num_blocks))
+        return made[-1]
+
+    monkeypatch.setattr("tokenyard.kv_cache.block_pool.make_free_list", make)
+    return made
+
+
+@pytest.mark.parametrize("name", RUNNING)
+def test_tokens_and_prompt_logprobs_are_transformers_whole_and_in_shuffled_blocks(
+    name: str, family: FolderOf, shuffled: list[ShuffledFreeList]
+) -> None:
+    folder = family(name)
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, prompt_logprobs=0, logprobs=0)
+    with LLM(folder, block_size=4, overrides=["kv_cache.num_blocks=200"]) as llm:
+        outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+    blocks = [block for free in shuffled for block in free.handed_out]
+    assert sum(abs(after - before) == 1 for before, after in itertools.pairwise(blocks)) < len(blocks) / 4
+    assert [output.outputs[0].token_ids for output in outputs] == greedy(folder)
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        answer = output.outputs[0]
+        tokens = torch.tensor([*prompt, *answer.token_ids])
+        logits = eager_logits(folder, tokens)
+        expected = logits.log_softmax(-1)[:-1].gather(1, tokens[1:, None])[:, 0]
+        assert output.prompt_logprobs is not None
+        assert answer.logprobs is not None
+        rows = [*output.prompt_logprobs[1:], *answer.logprobs]
+        actual = [row[token].logprob for row, token in zip(rows, tokens[1:].tolist(), strict=True) if row is not None]
+        assert (torch.tensor(actual) - expected).abs().max() < 1e-4 * logits.abs().max()
+
+
+@pytest.mark.parametrize("name", RUNNING)
+@torch.inference_mode()
+def test_bfloat16_rounds_no_more_than_transformers(name: str, family: FolderOf) -> None:
+    folder = family(name)
+    model = load_model(resolve_model(str(folder)), dtype=torch.bfloat16, device=CPU)
+    prompt = prompt_of(16, seed=3)
+    bfloat16_differences(folder, prompt, 24, lambda tokens: lone_logits(model, tokens), typical_row).check()
