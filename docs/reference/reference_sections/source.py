@@ -13,6 +13,7 @@ from functools import cache
 from types import ModuleType
 
 _MAX_LENGTH = 140  # of a signature on one line
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ def _properties(module: _Module, node: ast.ClassDef) -> Iterator[FieldDoc]:
             yield FieldDoc(item.name, _segment(module, item.returns), None, ast.get_docstring(item) or "")
 
 
-def _is_property(node: ast.FunctionDef) -> bool:
+def _is_property(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     names = {decorator.id for decorator in node.decorator_list if isinstance(decorator, ast.Name)}
     return bool(names & {"property", "cached_property"})
 
@@ -135,14 +136,15 @@ def methods_of(owner: type) -> list[MethodDoc]:
     return [
         MethodDoc(item.name, _called_on(owner, item) + _signature(module, item), ast.get_docstring(item) or "")
         for item in node.body
-        if isinstance(item, ast.FunctionDef) and not item.name.startswith("_") and not _is_property(item)
+        if isinstance(item, _FUNCTIONS) and not item.name.startswith("_") and not _is_property(item)
     ]
 
 
-def _called_on(owner: type, node: ast.FunctionDef) -> str:
-    """A class method is written with its class in front."""
+def _called_on(owner: type, node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    """A class method is written with its class in front, one that is awaited with `await`."""
     decorators = {decorator.id for decorator in node.decorator_list if isinstance(decorator, ast.Name)}
-    return f"{owner.__name__}." if "classmethod" in decorators else ""
+    is_awaited = isinstance(node, ast.AsyncFunctionDef)
+    return ("await " if is_awaited else "") + (f"{owner.__name__}." if "classmethod" in decorators else "")
 
 
 def constructor_of(owner: type) -> list[FieldDoc]:
@@ -162,7 +164,7 @@ def _annotation(module: _Module, argument: ast.arg) -> str:
     return _segment(module, argument.annotation) if argument.annotation else ""
 
 
-def _signature(module: _Module, node: ast.FunctionDef) -> str:
+def _signature(module: _Module, node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     """`name(arguments) -> type`; as a `def` on several lines where it is long or has comments in it."""
     lines = module.text.splitlines()[node.lineno - 1 : node.body[0].lineno - 1]
     written = textwrap.dedent("\n".join(lines))
