@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tokenyard.catalogue import Catalogue
     from tokenyard.config import EngineConfig
     from tokenyard.engine.input_processor import Prompt, TokenizedPrompt
+    from tokenyard.launch.assemble import RunningEngine
     from tokenyard.model.tokenizer import Tokenizer
     from tokenyard.outputs import RequestOutput
     from tokenyard.sampling_params import SamplingParams
@@ -179,7 +180,7 @@ class AsyncLLM:
         self._finalizer = weakref.finalize(self, _shut_down, self._thread, self._front)
 
 
-def _shut_down(thread: EngineThread, front: FrontEnd) -> None:
+def _shut_down(thread: EngineThread[RunningEngine], front: FrontEnd) -> None:
     thread.stop()
     front.close()
 

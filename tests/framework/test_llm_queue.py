@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 import torch
 from tokenyard import LLM, ComponentDescriptor, SamplingParams
 from tokenyard.config import LogitsProcessorConfig
-from tokenyard.errors import UnsupportedError, UserError, ValidationError
+from tokenyard.errors import ModelLoadError, UnsupportedError, UserError, ValidationError
 from tokenyard.interfaces import LogitsProcessor, LogitsRequest, RowLogitsProcessor
 from tokenyard.launch.compose import load_engine_config
 from tokenyard.outputs import RequestOutput
@@ -200,3 +202,43 @@ def test_one_bad_request_among_64_fails_alone_with_its_own_error(
     assert [output.outputs[0].token_ids for index, output in enumerate(found) if index != 20] == [
         output.outputs[0].token_ids for index, output in enumerate(expected) if index != 20
     ]
+
+
+def test_d11_max_tokens_0_is_refused_however_often_and_holds_no_block(llm: LLM) -> None:
+    for _ in range(1000):
+        with pytest.raises(ValidationError, match="max_tokens=0"):
+            llm.generate("hi", SamplingParams(max_tokens=0), use_tqdm=False)
+    stats = llm.engine.core.stats()
+    assert (stats.num_free_blocks, stats.num_waiting) == (64, 0)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [{"prompt_embeds": [[0.5]]}, {"prompt": "hi", "prompt_embeds": "x"}, {"prompt_embeds": torch.zeros(2, 48)}],
+)
+def test_d16_embeddings_as_prompts_are_refused_by_name(llm: LLM, prompt: dict[str, object]) -> None:
+    with pytest.raises(ValidationError, match="prompt_embeds"):
+        llm.generate(prompt, GREEDY, use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    "asked", [{"json": {"type": "nonsense"}}, {"regex": "(a+)+b"}, {"regex": "("}, {"grammar": "x"}]
+)
+def test_d2_d3_d4_d5_structured_outputs_are_refused_by_name_before_anything_is_compiled(asked: object) -> None:
+    with pytest.raises(UnsupportedError, match="structured_outputs"):
+        SamplingParams(structured_outputs=asked)
+
+
+def test_b12_an_architecture_that_nobody_knows_is_one_clear_error(tmp_path: Path, tiny_llama_dir: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_llama_dir, folder)
+    config = json.loads((folder / "config.json").read_text())
+    for changes in (
+        {"architectures": ["OsSystemForCausalLM"], "model_type": "os_system"},
+        {"architectures": ["Nobody"]},
+    ):
+        (folder / "config.json").write_text(json.dumps({**config, **changes}))
+        with pytest.raises(ModelLoadError) as caught:
+            LLM(folder)
+        assert "\n" not in str(caught.value)
+        assert changes["architectures"][0] in str(caught.value) or "os_system" in str(caught.value)

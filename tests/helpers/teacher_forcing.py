@@ -22,7 +22,7 @@ _TOO_ROUGH = 0.5  # of the logits' size: above it rounding hides mistakes and th
 
 
 class Differences(NamedTuple):
-    """Sizes of logits minus float32 logits, relative to those of the float32 logits."""
+    """Root mean squares of logits minus float32 logits, relative to those of the float32 logits."""
 
     ours: float
     transformers: float
@@ -33,23 +33,9 @@ class Differences(NamedTuple):
         assert 0 < self.ours <= BOUND * self.transformers, self
 
 
-def root_mean_square(values: torch.Tensor) -> float:
-    """Of all values, the default measure of a size."""
-    return float(values.double().square().mean().sqrt())
-
-
-def typical_row(values: torch.Tensor) -> float:
-    """The median of the rows' sizes: rounding sends single tokens to other experts, and a mistake is in most rows."""
-    return float(values.double().square().mean(-1).sqrt().median())
-
-
 @torch.inference_mode()
 def bfloat16_differences(
-    folder: Path,
-    prompt: Sequence[int],
-    count: int,
-    ours: Callable[[torch.Tensor], torch.Tensor],
-    measure: Callable[[torch.Tensor], float] = root_mean_square,
+    folder: Path, prompt: Sequence[int], count: int, ours: Callable[[torch.Tensor], torch.Tensor]
 ) -> Differences:
     """`ours` gives the bfloat16 logits [T, V] of tokens [T]: a prompt and `count` tokens that float32 goes on with."""
     exact_model = _load(folder, torch.float32)
@@ -57,9 +43,9 @@ def bfloat16_differences(
     for _ in range(count):
         tokens = torch.cat((tokens, _logits(exact_model, tokens)[-1:].argmax(-1)))
     exact = _logits(exact_model, tokens)
-    size = measure(exact - exact.mean(-1, keepdim=True))
+    size = _root_mean_square(exact - exact.mean(-1, keepdim=True))
     rounded = _logits(_load(folder, torch.bfloat16), tokens)
-    return Differences(*(measure(logits - exact) / size for logits in (ours(tokens), rounded)))
+    return Differences(*(_root_mean_square(logits - exact) / size for logits in (ours(tokens), rounded)))
 
 
 def _load(folder: Path, dtype: torch.dtype) -> torch.nn.Module:
@@ -72,3 +58,7 @@ def _load(folder: Path, dtype: torch.dtype) -> torch.nn.Module:
 def _logits(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
     logits: torch.Tensor = model(tokens[None], use_cache=False).logits[0]
     return logits.float()
+
+
+def _root_mean_square(values: torch.Tensor) -> float:
+    return float(values.double().square().mean().sqrt())

@@ -15,7 +15,7 @@ from tokenyard.request import FinishReason
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Sequence
 
-    from tokenyard.engine.engine_thread import EngineThread
+    from tokenyard.engine.engine_thread import Engine, EngineThread
     from tokenyard.engine.input_processor import InputProcessor, TokenizedPrompt
     from tokenyard.engine_outputs import EngineCoreOutputs
     from tokenyard.interfaces.engine_core import EngineCore
@@ -46,7 +46,7 @@ class AsyncClient:
     OutputProcessor and the streams; no wait happens under it. Consumers may live in several event loops.
     """
 
-    def __init__(self, thread: EngineThread, inputs: InputProcessor, tokenizer: Tokenizer) -> None:
+    def __init__(self, thread: EngineThread[Engine], inputs: InputProcessor, tokenizer: Tokenizer) -> None:
         self._thread = thread
         self._clock = thread.engine.clock
         self._inputs = inputs

@@ -6,39 +6,50 @@ import collections
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
 from tokenyard.engine.driver import drive
 from tokenyard.errors import EngineDeadError
 
 if TYPE_CHECKING:
+    from tokenyard.clock import Clock
     from tokenyard.engine_outputs import EngineCoreOutputs
     from tokenyard.interfaces.engine_core import EngineCore
-    from tokenyard.launch.assemble import RunningEngine
     from tokenyard.request import EngineCoreRequest
 
+
+class Engine(Protocol):
+    """What the thread needs of a built engine."""
+
+    @property
+    def core(self) -> EngineCore: ...
+    @property
+    def clock(self) -> Clock: ...
+
+
 T = TypeVar("T")
+EngineT_co = TypeVar("EngineT_co", bound=Engine, covariant=True)
 
 Command: TypeAlias = "Callable[[EngineCore], None]"
 
 _SHUT_DOWN = "the engine is shut down; start a new one"
 
 
-class EngineThread:
+class EngineThread(Generic[EngineT_co]):
     """Everything the engine does, loading included, happens in one thread: torch keeps its settings by thread.
 
     `deliver` gets each step's outputs and `on_end` what ended the engine, None for a shutdown; both are called in that
     thread. Commands run between two steps, in order; one that raises ends the engine, so each handles its own errors.
     """
 
-    def __init__(self, build: Callable[[], RunningEngine]) -> None:
+    def __init__(self, build: Callable[[], EngineT_co]) -> None:
         """Start the thread and wait until the engine is built; raises what `build` raised."""
         self._commands: collections.deque[Command] = collections.deque()
         self._is_stopping = False
         self._has_ended = False
         self._lock = threading.Lock()  # between posting a command and the end, after which none runs
         self._begin = threading.Event()
-        self._built: Future[RunningEngine] = Future()
+        self._built: Future[EngineT_co] = Future()
         self._deliver: Callable[[EngineCore, EngineCoreOutputs], None] = _nobody
         self._on_end: Callable[[BaseException | None], None] = _nobody_cares
         self.event: threading.Event = threading.Event()  # as Arrivals has it: something was posted
@@ -106,7 +117,7 @@ class EngineThread:
     def is_exhausted(self) -> bool:
         return False  # `until` ends the loop
 
-    def _run(self, build: Callable[[], RunningEngine]) -> None:
+    def _run(self, build: Callable[[], EngineT_co]) -> None:
         try:
             self._built.set_result(build())
         except BaseException as error:

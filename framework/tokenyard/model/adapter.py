@@ -8,7 +8,8 @@ that a packed batch gives the logits of its sequences alone.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,6 +31,7 @@ from tokenyard.model.hf_attention import (
 from tokenyard.model.hf_loading import (
     build_config,
     class_reasons,
+    config_for,
     config_reasons,
     find_class,
     layer_types,
@@ -86,25 +88,25 @@ class TransformersAdapter(CausalLM):
 
     def check(self) -> None:
         """Compare a packed batch with the model's own eager attention; ModelLoadError when they differ."""
-        check_packed_batch(
-            self._name,
-            self._run_packed,
-            self._run_alone,
-            self._shape.layers,
-            vocab_size=self._shape.vocab_size,
-            dtype=self._model.dtype,
-            device=self._model.device,
-        )
+        with _one_error(self._name):
+            check_packed_batch(
+                self._name,
+                self._run_packed,
+                self._run_alone,
+                self._shape.layers,
+                vocab_size=self._shape.vocab_size,
+                dtype=self._model.dtype,
+                device=self._model.device,
+            )
 
     def _run_packed(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionCall) -> torch.Tensor:
         handler = RunningHandler(attention, self._index_of)
         return self.run(token_ids, positions, torch.arange(len(token_ids), device=token_ids.device), handler)
 
     def _run_alone(self, token_ids: torch.Tensor) -> torch.Tensor:
-        positions = torch.arange(len(token_ids), device=token_ids.device)
         self._model.set_attn_implementation("eager")
         try:
-            output = self._model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
+            output = self._model(input_ids=token_ids[None], use_cache=False)  # positions are the model's own affair
         finally:
             self._model.set_attn_implementation(ATTENTION_NAME)
         logits: torch.Tensor = output.logits[0]
@@ -121,6 +123,7 @@ def load_adapter(files: ModelFiles, *, dtype: torch.dtype, device: torch.device)
     config = build_config(files)
     model_class = find_class(files, config)
     refuse(files.architecture, [*class_reasons(model_class), *config_reasons(config)])
+    config = config_for(model_class, config)
     model = load_weights(files, model_class, config, dtype, device)
     if model.config._attn_implementation != ATTENTION_NAME:
         refuse(files.architecture, [f"it keeps the attention '{model.config._attn_implementation}'"])
@@ -130,17 +133,24 @@ def load_adapter(files: ModelFiles, *, dtype: torch.dtype, device: torch.device)
     return adapter
 
 
+@contextmanager
+def _one_error(name: str) -> Iterator[None]:
+    """A ModelLoadError for whatever a model's own code raises when it is called our way."""
+    try:
+        yield
+    except ModelLoadError:
+        raise
+    except Exception as error:
+        raise ModelLoadError(f"{name} cannot be run: its forward fails: {one_line(error)}") from error
+
+
 def _record_layers(model: PreTrainedModel, adapter: TransformersAdapter) -> list[RecordedLayer]:
     """Run three tokens through the model and see what its attention asks for."""
     name = type(model).__name__
     recorder = RecordingHandler()
     tokens = torch.arange(3, device=model.device)
-    try:
+    with _one_error(name):
         adapter.run(tokens, tokens, tokens[-1:], recorder)
-    except ModelLoadError:
-        raise
-    except Exception as error:  # whatever the model's own code raises when it is called our way
-        raise ModelLoadError(f"{name} cannot be run: its forward fails: {one_line(error)}") from error
     config = model.config.get_text_config()
     reasons = list(recorder.reasons)
     layer_ids = [layer.layer_idx for layer in recorder.layers]

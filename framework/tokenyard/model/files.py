@@ -18,7 +18,7 @@ from tokenyard.model.snapshot import SMALL_FILES, find_cached, find_snapshot, no
 _ALLOWED = (
     f"give '{DEFAULT_MODEL}', a folder with config.json and safetensors, a .gguf file, or a Hub id such as OWNER/NAME"
 )
-_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
+_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
 _MULTIPLIED = ("linear", "dynamic", "yarn")
 _STATE_SCALED_LENGTH = ("gemma3",)  # model types whose max_position_embeddings includes the scaling, whatever its type
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors' names -> torch's
@@ -48,9 +48,15 @@ class ModelFiles:
         return architectures[0]
 
     @property
+    def text_config(self) -> Mapping[str, object]:
+        """The text model's part of the config: of a model for more than text it may stand within."""
+        nested = self.config.get("text_config")
+        return nested if isinstance(nested, Mapping) else self.config
+
+    @property
     def max_model_len(self) -> int:
         """The longest prompt plus output, in tokens, that positions allow; RoPE scaling included."""
-        lengths = [length for key in _LENGTH_KEYS if (length := _count(self.config.get(key))) is not None]
+        lengths = [length for key in _LENGTH_KEYS if (length := _count(self.text_config.get(key))) is not None]
         if not lengths:
             raise ModelLoadError(f"{self.path}: the config has no length limit (key 'max_position_embeddings')")
         length = lengths[0]
@@ -58,12 +64,12 @@ class ModelFiles:
             raise ModelLoadError(
                 f"{self.path}: a length limit of {length} tokens is not believable; at most {_LONGEST}"
             )
-        return length if self._states_scaled_length else _scaled_length(length, self.config)
+        return length if self._states_scaled_length else _scaled_length(length, self.text_config)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Ids that end a generation: generation_config's where it has any, else config's; may be empty."""
-        for source in (self.generation_config, self.config):
+        """Ids that end a generation: generation_config's where it has any, else the config's; may be empty."""
+        for source in (self.generation_config, self.config, self.text_config):
             if (value := source.get("eos_token_id")) is not None and value != []:
                 return _token_ids(value, self.path)
         return ()
@@ -71,7 +77,8 @@ class ModelFiles:
     @property
     def torch_dtype(self) -> str:
         """The checkpoint's float32, bfloat16 or float16: what the config says, else what the first tensor has."""
-        value = self.config.get("dtype") or self.config.get("torch_dtype") or _stored_dtype(self)
+        stated = [config.get(key) for config in (self.config, self.text_config) for key in ("dtype", "torch_dtype")]
+        value = next((name for name in stated if name), None) or _stored_dtype(self)
         if value not in _DTYPES.values():
             allowed = ", ".join(_DTYPES.values())
             raise ModelLoadError(f"{self.path}: dtype {value!r} cannot be run; allowed: {allowed}")

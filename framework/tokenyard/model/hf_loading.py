@@ -78,10 +78,11 @@ def class_reasons(model_class: type[PreTrainedModel]) -> list[str]:
 
 
 def config_reasons(config: PreTrainedConfig) -> list[str]:
-    """Why a model of this config cannot run over a paged K/V cache."""
-    reasons = []
+    """Why a model of this config, or the text model in it, cannot run over a paged K/V cache."""
     if config.is_encoder_decoder:
-        reasons.append("it is an encoder-decoder")
+        return ["it is an encoder-decoder"]
+    reasons = []
+    config = config.get_text_config()
     others = sorted(set(layer_types(config)) - set(_LAYER_TYPES))
     if others:
         reasons.append(f"its layers of type {', '.join(others)} need more than a K/V cache")
@@ -91,6 +92,12 @@ def config_reasons(config: PreTrainedConfig) -> list[str]:
     for name in sorted(types & set(_BATCH_DEPENDENT_ROPE)):
         reasons.append(f"its rope type '{name}' changes with the longest sequence of a batch")
     return reasons
+
+
+def config_for(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedConfig:
+    """What a class is built from: of a config for more than text the whole, or the part that is its text model's."""
+    text = config.get_text_config()
+    return text if model_class.config_class is type(text) else config
 
 
 def layer_types(config: PreTrainedConfig) -> list[str]:

@@ -112,8 +112,8 @@ def check_packed_batch(
         measured.append(difference)
     raise ModelLoadError(
         f"{name} gives other logits in a packed batch than alone: they differ by {min(measured):.2g} of their "
-        f"size, allowed is {allowed:g}; its attention needs something that Tokenyard does not give, so it "
-        "cannot be run"
+        f"size, allowed is {allowed:g}; its attention or its positions need something that Tokenyard does not give, "
+        "so it cannot be run"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from tokenyard.errors import ModelLoadError
 from tokenyard.model.adapter import TransformersAdapter, load_adapter
 from tokenyard.model.files import ModelFiles
-from tokenyard.model.hf_attention import ATTENTION_NAME
-from tokenyard.model.self_check import PackedReference, Part
+from tokenyard.model.hf_attention import ATTENTION_NAME, AttentionCall
+from tokenyard.model.self_check import PackedReference, Part, check_packed_batch
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 CPU = torch.device("cpu")
@@ -171,6 +172,28 @@ def test_the_self_check_refuses_with_the_measured_difference(make_model: MakeMod
         pytest.raises(ModelLoadError, match=r"differ by 0\.\d+ of their size, allowed is 0.0001"),
     ):
         adapter.check()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "num_wrong", "is_refused"),
+    [(torch.bfloat16, 2, False), (torch.bfloat16, 3, True), (torch.float32, 1, True)],
+)
+def test_in_half_precision_a_model_is_wrong_when_it_is_with_three_sets_of_tokens(
+    dtype: torch.dtype, num_wrong: int, is_refused: bool
+) -> None:
+    calls = 0
+
+    def packed(token_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionCall) -> torch.Tensor:
+        nonlocal calls
+        calls += 1  # two steps a set of tokens
+        return alone(token_ids) + (10.0 if calls <= 2 * num_wrong else 0.0)
+
+    def alone(token_ids: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.one_hot(token_ids, 16).float()
+
+    refusal = pytest.raises(ModelLoadError, match=r"they differ by \d") if is_refused else nullcontext()
+    with refusal:
+        check_packed_batch("Model", packed, alone, [], vocab_size=16, dtype=dtype, device=CPU)
 
 
 def test_windows_that_the_layers_do_not_ask_for_are_refused(
