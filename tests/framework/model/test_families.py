@@ -20,7 +20,7 @@ import transformers
 from family_models import prompt_of, transformers_greedy
 from model_table import PAGE, how_it_runs, with_table
 from teacher_forcing import BOUND, bfloat16_differences
-from tiny_models import REFUSED, RUNNING, WINDOW, write_model
+from tiny_models import MAX_LENGTH, REFUSED, RUNNING, WINDOW, write_model
 from tokenyard import LLM, SamplingParams
 from tokenyard.errors import ModelLoadError
 from tokenyard.kv_cache.free_list import LRUFreeList
@@ -222,6 +222,15 @@ def test_what_only_loading_finds_out_is_refused_with_the_reason(
     with pytest.raises(ModelLoadError, match=reason) as caught:
         load_model(files, dtype=torch.float32, device=CPU)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "got_ocr2", "fuyu", "emu3", "moss_transcribe_diarize"])
+def test_length_limit_eos_and_dtype_may_stand_in_the_text_models_config(name: str, family: FolderOf) -> None:
+    files = resolve_model(str(family(name)))
+    outer = {key: value for key, value in files.config.items() if key not in ("eos_token_id", "dtype")}
+    nested = {**files.text_config, "dtype": "bfloat16"}
+    files = replace(files, config={**outer, "text_config": nested}, generation_config={})
+    assert (files.max_model_len, files.eos_token_ids, files.torch_dtype) == (MAX_LENGTH, (2,), "bfloat16")
 
 
 def test_a_family_that_hides_what_it_computes_is_refused_with_the_measured_difference(
