@@ -5,8 +5,8 @@
 
 Every round starts each engine once, in a process of its own, on the same prompts: `tokenyard bench throughput` on its
 defaults, transformers' generate() on the same weights, and, when its interpreter and a folder of the weights are given,
-vLLM (eager, on its defaults; also compiled when asked). Prints a table and one JSON line last. Let nothing else run
-meanwhile.
+vLLM (eager, on its defaults; also compiled when asked). Each generates a few tokens untimed first. Prints tables of
+medians and one JSON line last. Let nothing else run meanwhile: who waits for a core is told as slow.
 """
 
 from __future__ import annotations
@@ -18,71 +18,115 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tokenyard.bench.report import table
-from tokenyard.bench.workload import parse_shape, prompts
+from tokenyard.bench.report import machine, table
+from tokenyard.bench.workload import WARM_UP, parse_shape, prompts
+from tokenyard.errors import ConfigError
 from tokenyard.model.default_model import ensure_default_model
 
-SHAPES = ["1x128+64", "8x128+64", "32x128+128", "64x256+64"]
+SHAPES = ("1x128+64", "8x128+64", "32x128+128", "64x256+64")
 PEERS = Path(__file__).resolve().parent / "peers"
+OURS = "tokenyard"
 VOCAB_SIZE = 49152  # of the default model
 
+Rates = dict[str, float]
+"""Output tokens a second, by shape."""
 
-def last_json(command: list[str]) -> object:
-    """What a process prints on its last line."""
+
+def last_json(command: Sequence[str]) -> object:
+    """The JSON in the last line that a process prints."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command[:3])} failed:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def tokenyard(shapes: list[str]) -> dict[str, float]:
+def measure(command: Sequence[str]) -> Rates:
+    """A round of one engine: a peer prints rates by shape, ours prints rows."""
+    found = last_json(command)
+    if isinstance(found, list):
+        return {row["shape"]: row["output_tokens_per_s"] for row in found}
+    if not isinstance(found, Mapping):
+        raise TypeError(f"{command[1]} printed something else than a JSON object")
+    return dict(found)
+
+
+def write_prompts(path: Path, shapes: Sequence[str]) -> None:
+    """For an environment without tokenyard: the untimed shape, then the others."""
+    rows = []
+    for shape in (WARM_UP, *map(parse_shape, shapes)):
+        rows.append((str(shape), shape.output_len, prompts(shape, vocab_size=VOCAB_SIZE, seed=0)))
+    path.write_text(json.dumps(rows))
+
+
+def commands(given: argparse.Namespace, prompts_file: Path) -> dict[str, list[str]]:
+    """The engines, and what measures each of them."""
+    folder = str(ensure_default_model(print))
     code = "from tokenyard.cli import main; main()"
-    keys = [f"bench.shapes=[{','.join(shapes)}]", "model.max_model_len=2048"]
-    rows = last_json([sys.executable, "-c", code, "bench", "throughput", "--json", *keys])
-    return {row["shape"]: row["output_tokens_per_s"] for row in (rows if isinstance(rows, list) else [rows])}
+    keys = [f"bench.shapes=[{','.join(given.shapes)}]", "model.max_model_len=2048"]
+    vllm = [str(given.vllm), str(PEERS / "vllm_generate.py"), given.vllm_model or folder, str(prompts_file)]
+    return {
+        OURS: [sys.executable, "-c", code, "bench", "throughput", "--json", *keys],
+        "transformers": [sys.executable, str(PEERS / "transformers_generate.py"), folder, *given.shapes],
+        **({"vllm eager": vllm} if given.vllm else {}),
+        **({"vllm compiled": [*vllm, "--compiled"]} if given.vllm and given.vllm_compiled else {}),
+    }
 
 
-def main() -> None:
+def interleaved(engines: Mapping[str, Sequence[str]], num_rounds: int) -> tuple[dict[str, list[Rates]], list[float]]:
+    """Every round's rates of every engine, and the load before each run."""
+    found: dict[str, list[Rates]] = {name: [] for name in engines}
+    loads = []
+    for number in range(num_rounds):
+        for name, command in engines.items():
+            loads.append(round(os.getloadavg()[0], 2))
+            print(f"round {number + 1} of {num_rounds}: {name} (load {loads[-1]})", file=sys.stderr)
+            found[name].append(measure(command))
+    return found, loads
+
+
+def medians(rounds: Sequence[Rates]) -> Rates:
+    return {shape: statistics.median(rates[shape] for rates in rounds) for shape in rounds[0]}
+
+
+def ratios(ours: Rates, theirs: Rates) -> Rates:
+    """Above 1: ours is faster."""
+    return {shape: round(ours[shape] / rate, 2) for shape, rate in theirs.items()}
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--shapes", nargs="+", default=SHAPES)
-    parser.add_argument("--vllm", metavar="PYTHON")
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), metavar="REQUESTSxINPUT+OUTPUT")
+    parser.add_argument("--vllm", metavar="PYTHON", help="the interpreter of an environment with vLLM")
     parser.add_argument("--vllm-compiled", action="store_true", help="also compiled and on both cores")
     parser.add_argument("--vllm-model", metavar="FOLDER", help="the default model's weights in bfloat16")
     given = parser.parse_args()
-    folder = str(ensure_default_model(print))
-    work = [
-        (text, shape.output_len, prompts(shape, vocab_size=VOCAB_SIZE, seed=0))
-        for text, shape in ((text, parse_shape(text)) for text in given.shapes)
-    ]
+    if given.rounds < 1:
+        parser.error("--rounds takes a number above 0")
+    if given.vllm is None and (given.vllm_compiled or given.vllm_model):
+        parser.error("--vllm-compiled and --vllm-model need --vllm")
+    try:
+        given.shapes = [str(parse_shape(text)) for text in given.shapes]
+    except ConfigError as error:
+        parser.error(str(error))
+    return given
+
+
+def main() -> None:
+    given = arguments()
     with tempfile.TemporaryDirectory() as scratch:
-        path = Path(scratch) / "prompts.json"
-        path.write_text(json.dumps(work))
-        transformers = [sys.executable, str(PEERS / "transformers_generate.py"), folder, *given.shapes]
-        vllm = [str(given.vllm), str(PEERS / "vllm_generate.py"), given.vllm_model or folder, str(path)]
-        engines = {"tokenyard": lambda: tokenyard(given.shapes), "transformers": lambda: last_json(transformers)}
-        if given.vllm:
-            engines["vllm eager"] = lambda: last_json(vllm)
-        if given.vllm and given.vllm_compiled:
-            engines["vllm compiled"] = lambda: last_json([*vllm, "--compiled"])
-        found = {name: {text: [] for text in given.shapes} for name in engines}
-        loads = []
-        for _ in range(given.rounds):
-            for name, run in engines.items():
-                loads.append(round(os.getloadavg()[0], 2))
-                for text, rate in run().items():
-                    found[name][text].append(rate)
-    medians = {name: {text: statistics.median(rates) for text, rates in of.items()} for name, of in found.items()}
-    ratios = {
-        name: {text: round(medians["tokenyard"][text] / rate, 2) for text, rate in of.items()}
-        for name, of in medians.items()
-        if name != "tokenyard"
-    }
-    print(table([{"output tokens/s": name, **of} for name, of in medians.items()], ["output tokens/s", *given.shapes]))
-    print(table([{"ours over theirs": name, **of} for name, of in ratios.items()], ["ours over theirs", *given.shapes]))
-    print(json.dumps({"medians": medians, "ratios": ratios, "rounds": found, "loads": loads}))
+        prompts_file = Path(scratch) / "prompts.json"
+        write_prompts(prompts_file, given.shapes)
+        rounds, loads = interleaved(commands(given, prompts_file), given.rounds)
+    found = {name: medians(of) for name, of in rounds.items()}
+    over = {name: ratios(found[OURS], of) for name, of in found.items() if name != OURS}
+    print(table([{"output tokens/s": name, **of} for name, of in found.items()], ["output tokens/s", *given.shapes]))
+    shown = [{"ours/theirs": name, **{shape: f"{rate:.2f}" for shape, rate in of.items()}} for name, of in over.items()]
+    print(table(shown, ["ours/theirs", *given.shapes]))
+    print(json.dumps({"medians": found, "ratios": over, "rounds": rounds, "loads": loads, **machine()}))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     PYTHON benchmarks/peers/vllm_generate.py FOLDER PROMPTS.json [--compiled]     (in an environment with vLLM)
 
-PROMPTS.json holds a list of [shape, output tokens, lists of token ids]. Without --compiled it runs eagerly, on the one
-thread that vLLM takes on two cores; with it, compiled and on both.
+PROMPTS.json holds a list of [shape, output tokens, lists of token ids], of which the first is not timed. Without
+--compiled it runs eagerly, on one core of two, since vLLM reserves the other; with it, compiled and on both.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ def main(folder: str, path: str, *, compiled: bool) -> None:
     from vllm import LLM, SamplingParams
 
     llm = LLM(folder, max_model_len=2048, enforce_eager=not compiled, enable_prefix_caching=False)
+    work = json.loads(Path(path).read_text())
     rates = {}
-    for shape, output_len, prompts in json.loads(Path(path).read_text()):
+    for shape, output_len, prompts in work:
         params = SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True)
         began = time.perf_counter()
         outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
         count = sum(len(output.outputs[0].token_ids) for output in outputs)
         rates[shape] = round(count / (time.perf_counter() - began), 1)
-    print(json.dumps(rates))
+    print(json.dumps({shape: rates[shape] for shape, _, _ in work[1:]}))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,14 @@ import typing
 from collections.abc import Iterator
 from dataclasses import fields
 
-from tokenyard.bench.settings import GROUP, OverheadBench, SchedulerBench
+from tokenyard.bench.settings import (
+    GROUP,
+    LatencyBench,
+    OverheadBench,
+    SchedulerBench,
+    StartupBench,
+    ThroughputBench,
+)
 from tokenyard.config import EngineConfig, PluginsConfig, PolicyConfig
 from tokenyard.launch.convert import in_words, show, type_hints
 from tokenyard.launch.flags import _FLAGS
@@ -110,7 +117,13 @@ def _option_tables(entries: list[Entry]) -> Iterator[str]:
 
 def bench() -> str:
     """The keys of the group `bench`, which belong to the command of that name."""
-    kinds = (("scheduler", SchedulerBench), ("overhead", OverheadBench))
+    kinds = {
+        "throughput": ThroughputBench,
+        "latency": LatencyBench,
+        "startup": StartupBench,
+        "scheduler": SchedulerBench,
+        "overhead": OverheadBench,
+    }
     return joined(
         joined(
             [
@@ -118,7 +131,7 @@ def bench() -> str:
                 table(_TITLES, _rows(settings_type, f"{GROUP}.", field_names(settings_type))),
             ]
         )
-        for kind, settings_type in kinds
+        for kind, settings_type in kinds.items()
     )
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 import statistics
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+import tokenyard
 from tokenyard.bench.report import machine
-from tokenyard.bench.workload import Shape, prompts
-from tokenyard.errors import CapacityError
+from tokenyard.bench.token_times import TokenTimes
+from tokenyard.bench.workload import WARM_UP, Shape, prompts
+from tokenyard.errors import CapacityError, TokenyardError
 from tokenyard.llm import LLM
 from tokenyard.sampling_params import SamplingParams
 
@@ -23,7 +27,8 @@ if TYPE_CHECKING:
     from tokenyard.config import EngineConfig
     from tokenyard.outputs import RequestOutput
 
-_WARM_UP = Shape(1, 8, 4)
+logger = logging.getLogger(__name__)
+
 _PERCENTILES = (10, 25, 50, 75, 90, 99)
 
 
@@ -33,6 +38,18 @@ def default_overrides(shapes: Sequence[Shape], given: Collection[str]) -> list[s
     return [] if key in given else [f"{key}={max(64, most)}"]
 
 
+class _Run(NamedTuple):
+    """One shape, run once."""
+
+    seconds: float
+    outputs: list[RequestOutput]
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that the prefix cache saved."""
+        return sum(output.num_cached_tokens for output in self.outputs)
+
+
 def run_throughput_bench(
     settings: ThroughputBench, config: EngineConfig, catalogue: Catalogue
 ) -> list[dict[str, object]]:
@@ -40,13 +57,14 @@ def run_throughput_bench(
     shapes, around = settings.parsed, machine()
     with LLM.from_parts(config, catalogue) as llm:
         _check_lengths(llm, shapes)
-        _generate(llm, _WARM_UP, settings.seed)
-        seconds: dict[Shape, list[float]] = {shape: [] for shape in shapes}
-        for _ in range(settings.num_rounds):
-            for shape in seconds:
-                seconds[shape].append(_generate(llm, shape, settings.seed)[0])
-        facts = {**_facts(llm, config), **around}
-    return [{"benchmark": "throughput", **_rates(shape, seconds[shape]), **facts} for shape in seconds]
+        _generate(llm, WARM_UP, settings.seed)
+        runs: dict[Shape, list[_Run]] = {shape: [] for shape in shapes}
+        for number in range(settings.num_rounds):
+            for shape in shapes:
+                logger.info("round %d of %d: %s", number + 1, settings.num_rounds, shape)
+                runs[shape].append(_generate(llm, shape, settings.seed))
+        facts = {**_facts(llm, config), "warm_up": str(WARM_UP), **around}
+    return [{"benchmark": "throughput", **_rates(shape, runs[shape]), **facts} for shape in shapes]
 
 
 def run_latency_bench(settings: LatencyBench, config: EngineConfig, catalogue: Catalogue) -> dict[str, object]:
@@ -54,22 +72,24 @@ def run_latency_bench(settings: LatencyBench, config: EngineConfig, catalogue: C
     shape, around = settings.shape, machine()
     with LLM.from_parts(config, catalogue) as llm:
         _check_lengths(llm, [shape])
+        logger.info("%d batches of %s to warm up", settings.num_iters_warmup, shape)
         for _ in range(settings.num_iters_warmup):
             _generate(llm, shape, settings.seed)
-        runs = [_generate(llm, shape, settings.seed) for _ in range(settings.num_iters)]
+        times, runs = TokenTimes(llm.engine.core), []
+        for number in range(settings.num_iters):
+            logger.info("batch %d of %d: %s", number + 1, settings.num_iters, shape)
+            runs.append(_generate(llm, shape, settings.seed))
         facts = _facts(llm, config)
-    latencies = [seconds for seconds, _ in runs]
-    outputs = [output for _, batch in runs for output in batch]
     return {
         "benchmark": "latency",
         "batch_size": shape.num_requests,
         "input_len": shape.input_len,
         "output_len": shape.output_len,
+        "num_iters_warmup": settings.num_iters_warmup,
         "num_iters": settings.num_iters,
-        "avg_latency_s": round(statistics.fmean(latencies), 4),
-        "percentiles_s": {str(share): round(percentile(latencies, share), 4) for share in _PERCENTILES},
-        "median_ttft_s": round(statistics.median(_ttft(output) for output in outputs), 4),
-        "median_tpot_s": round(statistics.median(_tpot(output) for output in outputs), 5),
+        **_latencies([run.seconds for run in runs]),
+        **_milliseconds("ttft", [_ttft(output) for run in runs for output in run.outputs]),
+        **_milliseconds("itl", times.gaps),
         **facts,
         **around,
     }
@@ -81,9 +101,29 @@ def percentile(values: Sequence[float], share: int) -> float:
     return ordered[max(0, -(-len(ordered) * share // 100) - 1)]
 
 
-def _generate(llm: LLM, shape: Shape, seed: int) -> tuple[float, list[RequestOutput]]:
-    """Wall seconds and outputs of one shape; what it leaves in the prefix cache is forgotten first."""
-    llm.reset_prefix_cache()
+def _latencies(seconds: Sequence[float]) -> dict[str, object]:
+    """In seconds, with the names of vLLM's benchmark."""
+    return {
+        "avg_latency": round(statistics.fmean(seconds), 4),
+        "latencies": [round(one, 4) for one in seconds],
+        "percentiles": {str(share): round(percentile(seconds, share), 4) for share in _PERCENTILES},
+    }
+
+
+def _milliseconds(name: str, seconds: Sequence[float]) -> dict[str, object]:
+    """Mean, median and 99th percentile; None where there is nothing, as between the tokens of a single one."""
+    figures = (statistics.fmean(seconds), statistics.median(seconds), percentile(seconds, 99)) if seconds else ()
+    names = ("mean", "median", "p99")
+    return {
+        f"{figure}_{name}_ms": None if value is None else round(1000 * value, 3)
+        for figure, value in itertools.zip_longest(names, figures)
+    }
+
+
+def _generate(llm: LLM, shape: Shape, seed: int) -> _Run:
+    """Run a shape; what is in the prefix cache is forgotten first."""
+    if not llm.reset_prefix_cache():
+        raise TokenyardError("the prefix cache cannot be emptied: requests that have ended still hold blocks")
     tokens = prompts(shape, vocab_size=llm.model_config.vocab_size, seed=seed)
     params = SamplingParams(temperature=0.0, max_tokens=shape.output_len, ignore_eos=True)
     began = time.perf_counter()
@@ -96,7 +136,7 @@ def _generate(llm: LLM, shape: Shape, seed: int) -> tuple[float, list[RequestOut
             f"{shape}: a request ended after {made} of {shape.output_len} tokens ({reason}); "
             "give the K/V cache more room with kv_cache.memory or kv_cache.num_blocks"
         )
-    return seconds, outputs
+    return _Run(seconds, outputs)
 
 
 def _check_lengths(llm: LLM, shapes: Sequence[Shape]) -> None:
@@ -109,8 +149,8 @@ def _check_lengths(llm: LLM, shapes: Sequence[Shape]) -> None:
             )
 
 
-def _rates(shape: Shape, rounds: Sequence[float]) -> dict[str, object]:
-    seconds = statistics.median(rounds)
+def _rates(shape: Shape, runs: Sequence[_Run]) -> dict[str, object]:
+    seconds = statistics.median(run.seconds for run in runs)
     num_output = shape.num_requests * shape.output_len
     return {
         "shape": str(shape),
@@ -119,7 +159,8 @@ def _rates(shape: Shape, rounds: Sequence[float]) -> dict[str, object]:
         "total_tokens_per_s": round((num_output + shape.num_requests * shape.input_len) / seconds, 1),
         "requests_per_s": round(shape.num_requests / seconds, 3),
         "seconds": round(seconds, 4),
-        "rounds_s": [round(one, 4) for one in rounds],
+        "rounds_s": [round(run.seconds, 4) for run in runs],
+        "num_cached_tokens": sum(run.num_cached_tokens for run in runs),  # 0, or the figures are of something else
     }
 
 
@@ -135,6 +176,7 @@ def _facts(llm: LLM, config: EngineConfig) -> dict[str, object]:
         "engine": config.engine.name,
         "policy": None if policy is None else policy.name,
         "threads": torch.get_num_threads(),
+        "tokenyard": tokenyard.__version__,
         "torch": torch.__version__,
     }
 
@@ -145,11 +187,3 @@ def _ttft(output: RequestOutput) -> float:
     if metrics is None or metrics.first_token_time is None:
         raise ValueError(f"request {output.request_id} has no first token")
     return metrics.first_token_time - metrics.arrival_time
-
-
-def _tpot(output: RequestOutput) -> float:
-    """Seconds for each token after the first; 0 when there is none."""
-    metrics, count = output.metrics, len(output.outputs[0].token_ids)
-    if metrics is None or metrics.first_token_time is None or metrics.finished_time is None or count < 2:
-        return 0.0
-    return (metrics.finished_time - metrics.first_token_time) / (count - 1)

@@ -125,10 +125,10 @@ class LatencyBench:
 class StartupBench:
     """`tokenyard bench startup`. Raises ConfigError on a value out of its range."""
 
-    num_iters: int = 3  # processes that are started
+    num_iters: int = 3  # pairs of starts, a cold and a warm one
 
     def __post_init__(self) -> None:
-        _in_range("num_iters", self.num_iters, "starts", MAX_ITERS)
+        _in_range("num_iters", self.num_iters, "pairs of starts", MAX_ITERS)
 
 
 def read_settings(settings_type: type[SettingsT], overrides: Sequence[str]) -> SettingsT:

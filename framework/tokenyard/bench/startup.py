@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import statistics
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from tokenyard.bench.report import machine
@@ -14,6 +17,9 @@ from tokenyard.errors import TokenyardError, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 PROMPT = "What is the capital of France?"
 
@@ -46,18 +52,49 @@ def timed_start(arguments: Sequence[str] = ()) -> Start:
     return Start(wall, answer["phases"], answer["model"])
 
 
-def run_startup_bench(num_iters: int, arguments: Sequence[str]) -> dict[str, object]:
-    """Medians over the starts; the first, which may find the files not yet in memory, is told apart."""
-    around = machine()
-    starts = [timed_start(arguments) for _ in range(num_iters)]
-    names = starts[0].phases
+def run_startup_bench(num_iters: int, model: Path, arguments: Sequence[str]) -> dict[str, object]:
+    """Medians over pairs of starts: a cold one, for which the model's files are read from the disk, and a warm one.
+
+    `model` is the folder or file that `arguments` name. Where the system does not forget files on request there are
+    warm starts only, after one that is not counted.
+    """
+    around, can_forget = machine(), forget(model)
+    cold: list[Start] = []
+    warm: list[Start] = []
+    if not can_forget:
+        timed_start(arguments)
+    for number in range(num_iters):
+        logger.info("pair %d of %d", number + 1, num_iters)
+        if can_forget:
+            forget(model)
+            cold.append(timed_start(arguments))
+        warm.append(timed_start(arguments))
     return {
         "benchmark": "startup",
-        "model": starts[0].model,
+        "model": warm[0].model,
         "num_iters": num_iters,
+        "warm": _medians(warm),
+        "cold": _medians(cold) if cold else None,
+        **around,
+    }
+
+
+def forget(model: Path) -> bool:
+    """Have the system drop its copy in memory of a model's files; False where it offers no such thing."""
+    if not hasattr(os, "posix_fadvise"):
+        return False
+    for path in sorted(model.iterdir()) if model.is_dir() else [model]:
+        with suppress(OSError), path.open("rb") as file:  # what cannot be read, the start itself tells
+            os.fsync(file.fileno())  # what is not on the disk yet is not dropped
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return True
+
+
+def _medians(starts: Sequence[Start]) -> dict[str, object]:
+    """The phases' sum is the first token's time but for what medians do."""
+    names = starts[0].phases
+    return {
         "first_token_s": round(statistics.median(start.first_token for start in starts), 3),
         "wall_s": round(statistics.median(start.wall for start in starts), 3),
-        "first_start_s": round(starts[0].first_token, 3),
         "phases_s": {name: round(statistics.median(start.phases[name] for start in starts), 3) for name in names},
-        **around,
     }

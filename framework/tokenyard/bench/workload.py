@@ -24,6 +24,10 @@ class Shape:
         return f"{self.num_requests}x{self.input_len}+{self.output_len}"
 
 
+WARM_UP = Shape(1, 8, 4)
+"""What an engine runs untimed before it is measured."""
+
+
 def parse_shape(text: object) -> Shape:
     """`8x128+64`: eight requests of 128 prompt tokens and 64 output tokens."""
     match = _SHAPE.fullmatch(text) if isinstance(text, str) else None

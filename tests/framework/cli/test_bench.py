@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from tokenyard import LLM
+from bench_command import json_of, output_of, refused
 from tokenyard.cli import run
-from tokenyard.outputs import RequestOutput
 
 SMALL = ("bench.num_requests=3", "bench.num_steps=20", "bench.prompt_len=20")
 DECODE_FIGURES = {"schedule_us", "update_us", "sum_median_us", "sum_p99_us", "loop_us", "timed_share"}
@@ -30,33 +29,6 @@ FACTS = {
     "block_size": 16,
     "prefix_caching": True,
 }
-
-
-def output_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, str]:
-    """(stdout, stderr) of a benchmark that succeeds."""
-    code = run(["bench", *arguments])
-    captured = capsys.readouterr()
-    assert code == 0, captured.err
-    return captured.out, captured.err
-
-
-def json_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
-    """The row of a benchmark, which is the only line on stdout."""
-    out, _ = output_of(capsys, "--json", *arguments)
-    assert out.count("\n") == 1
-    row = json.loads(out)
-    assert isinstance(row, dict)
-    return row
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line on stderr of a command that must be refused."""
-    assert run(arguments) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    (line,) = captured.err.splitlines()
-    assert line.startswith("error: ")
-    return line
 
 
 def are_positive(row: Mapping[str, object], names: set[str]) -> bool:
@@ -189,6 +161,22 @@ def test_overhead_for_people_is_a_table_with_the_cost_of_the_timers(
         (["throughput", "bench.shapes=[]"], ["bench.shapes", "at least one"]),
         (["throughput", "bench.num_rounds=0"], ["bench.num_rounds", "1 to 10000", "got 0"]),
         (["throughput", "bench.seed=-1"], ["bench.seed", "got -1"]),
+        (["throughput", "bench.shapes={a: 1}"], ["bench.shapes"]),
+        (["throughput", "--input-len", "8"], ["--num-prompts, --output-len is missing", "bench.shapes=8x128+64"]),
+        (
+            ["throughput", "--num-prompts", "1", "--input-len", "8", "--output-len", "0"],
+            ["'1x8+0' is no shape", "numbers above 0"],
+        ),
+        (
+            ["throughput", "--num-prompts=1", "--input-len=8", "--output-len=1", "bench.shapes=1x1+1"],
+            ["--num-prompts, --input-len and --output-len", "give one of the two"],
+        ),
+        (["throughput", "--batch-size", "8"], ["--batch-size is for latency, not for throughput", "--num-prompts"]),
+        (["latency", "--num-prompts", "8"], ["--num-prompts is for throughput, not for latency", "--batch-size"]),
+        (["latency", "--batch-size", "many"], ["bench.batch_size", "'many'"]),
+        (["startup", "--input-len", "8"], ["--input-len is for throughput and latency", "which has --num-iters"]),
+        (["scheduler", "--num-iters", "8"], ["--num-iters is for latency and startup, not for scheduler"]),
+        (["latency", "bench.num_iters_warmup=-1"], ["bench.num_iters_warmup", "0 to 10000", "got -1"]),
         (["latency", "bench.batch_size=0"], ["bench.batch_size", "got 0"]),
         (["latency", "bench.shapes=1x1+1"], ["unknown key 'bench.shapes'", "batch_size"]),
         (["startup", "bench.num_iters=0"], ["bench.num_iters", "got 0"]),
@@ -263,69 +251,3 @@ def test_the_keys_of_the_benchmark_are_none_of_the_config(capsys: pytest.Capture
     assert "my.yaml" in line
     assert run(["config", "--json"]) == 0
     assert not [key for key in json.loads(capsys.readouterr().out) if key.startswith("bench")]
-
-
-def test_throughput_counts_every_token_and_reuses_nothing(
-    capsys: pytest.CaptureFixture[str], tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cached: list[int] = []
-    generate = LLM.generate
-
-    def look(llm: LLM, *arguments: object, **keywords: object) -> list[RequestOutput]:
-        outputs = generate(llm, *arguments, **keywords)  # type: ignore[arg-type]
-        cached.extend(output.num_cached_tokens for output in outputs)
-        return outputs
-
-    monkeypatch.setattr(LLM, "generate", look)
-    shapes = "bench.shapes=[2x16+4,3x16+5]"
-    model = (str(tiny_llama_dir), "model.max_model_len=64", "kv_cache.num_blocks=40", "model.dtype=float32")
-    rows = json.loads(output_of(capsys, "throughput", "--json", *model, shapes, "bench.num_rounds=3")[0])
-    assert [row["shape"] for row in rows] == ["2x16+4", "3x16+5"]
-    for row in rows:
-        assert (row["benchmark"], row["dtype"], row["attention"]) == ("throughput", "float32", "torch_native")
-        assert sorted(row["rounds_s"])[1] == row["seconds"]
-        num_output = row["num_requests"] * row["output_len"]
-        assert row["output_tokens_per_s"] == pytest.approx(num_output / row["seconds"], rel=0.02)
-        num_total = num_output + row["num_requests"] * row["input_len"]
-        assert row["total_tokens_per_s"] == pytest.approx(num_total / row["seconds"], rel=0.02)
-    assert len(cached) == 1 + 3 * (2 + 3)
-    assert set(cached) == {0}
-    table, about = output_of(capsys, "throughput", *model, "bench.shapes=2x16+4")
-    assert table.splitlines()[0].split()[:2] == ["shape", "output_tokens_per_s"]
-    assert "fast decoder (llama)" in about
-
-
-def test_latency_tells_percentiles_in_order(capsys: pytest.CaptureFixture[str], tiny_llama_dir: Path) -> None:
-    sizes = ("bench.batch_size=2", "bench.input_len=8", "bench.output_len=5", "bench.num_iters=4")
-    model = (str(tiny_llama_dir), "model.max_model_len=64", "kv_cache.num_blocks=40")
-    row = json_of(capsys, "latency", *model, *sizes)
-    percentiles = list(row["percentiles_s"].values())
-    assert list(row["percentiles_s"]) == ["10", "25", "50", "75", "90", "99"]
-    assert percentiles == sorted(percentiles)
-    assert percentiles[0] <= row["avg_latency_s"] <= percentiles[-1]
-    assert 0 < row["median_ttft_s"] <= percentiles[-1]
-    assert (row["batch_size"], row["input_len"], row["output_len"], row["num_iters"]) == (2, 8, 5, 4)
-
-
-def test_a_shape_that_the_model_or_the_cache_cannot_hold_is_refused(
-    capsys: pytest.CaptureFixture[str], tiny_llama_dir: Path
-) -> None:
-    model = (str(tiny_llama_dir), "model.max_model_len=64")
-    line = refused(capsys, "bench", "throughput", *model, "bench.shapes=1x60+5")
-    assert "65 tokens a request" in line
-    line = refused(capsys, "bench", "latency", *model, "kv_cache.num_blocks=2", "bench.output_len=30")
-    assert "kv_cache" in line
-
-
-def test_a_start_is_measured_in_processes_of_their_own(
-    capsys: pytest.CaptureFixture[str], tiny_llama_dir: Path
-) -> None:
-    row = json_of(capsys, "startup", str(tiny_llama_dir), "bench.num_iters=2", "kv_cache.num_blocks=40")
-    assert row["model"] == str(tiny_llama_dir)
-    assert list(row["phases_s"]) == ["interpreter", "config", "imports", "model", "first token", "rest"]
-    assert 0 < row["first_token_s"] < row["wall_s"]
-
-
-def test_a_process_that_fails_to_start_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    assert "failed with exit code" in refused(capsys, "bench", "startup", str(tmp_path), "bench.num_iters=1")

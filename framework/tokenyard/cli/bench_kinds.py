@@ -1,0 +1,175 @@
+"""The kinds of `tokenyard bench`: each reads its settings, measures, and prints a table or a line of JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+from tokenyard.bench.report import table
+from tokenyard.bench.scheduler import default_overrides, run_scheduler_bench, warn_of_unused
+from tokenyard.bench.settings import (
+    LatencyBench,
+    OverheadBench,
+    SchedulerBench,
+    StartupBench,
+    ThroughputBench,
+    read_settings,
+)
+from tokenyard.bench.startup import run_startup_bench
+from tokenyard.cli.terminal import say
+from tokenyard.errors import UserError
+from tokenyard.launch.config_file import read_config_file
+from tokenyard.launch.flags import Flagged
+from tokenyard.model.files import resolve_model
+
+if TYPE_CHECKING:
+    from tokenyard.cli.arguments import Given
+
+Kind: TypeAlias = "Callable[[Given], None]"
+
+_DECODE_COLUMNS = ("num_requests", "num_running", "schedule_us", "update_us", "sum_median_us", "sum_p99_us", "loop_us")
+_ADMIT_COLUMNS = ("num_requests", "make_ms", "add_ms", "schedule_ms", "update_ms", "total_ms", "scheduled_tokens")
+_THROUGHPUT_COLUMNS = ("shape", "output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "seconds")
+
+
+def _scheduler(given: Given) -> None:
+    settings = read_settings(SchedulerBench, given.own_overrides)
+    for override in given.overrides:
+        if isinstance(override, Flagged) and override.flag == "MODEL":
+            raise UserError("`tokenyard bench scheduler` runs no model; remove the second word")
+    keys = _keys(given)
+    warn_of_unused(keys)
+    rows = []
+    for size in settings.sizes:
+        config, catalogue = _with(given, default_overrides(settings, size, keys)).load()
+        rows.append(run_scheduler_bench(settings, size, config, catalogue, keys))
+    if given.flags.json:
+        print(json.dumps(rows if isinstance(settings.num_requests, tuple) else rows[0]))
+        return
+    print(table(rows, _DECODE_COLUMNS if settings.mode == "decode" else _ADMIT_COLUMNS))
+    names = ("scheduler", "policy", "kv_cache", "block_size", "python", "load")
+    say(f"[{', '.join(f'{name} {rows[0][name]}' for name in names)}]")
+
+
+def _overhead(given: Given) -> None:
+    settings = read_settings(OverheadBench, given.own_overrides)
+    _tell_progress()
+    from tokenyard.bench.overhead import default_overrides, run_overhead_bench  # imports what runs models
+
+    report = run_overhead_bench(settings, *_with(given, default_overrides(settings, _keys(given))).load())
+    if given.flags.json:
+        print(json.dumps(report))
+        return
+    rows = cast("Sequence[Mapping[str, object]]", report["parts"])
+    shown = [{**row, "share %": 100 * cast("float", row["share"])} for row in rows]
+    print(table(shown, ("part", "self_us", "share %", "calls")))
+    say(
+        f"[{report['wall_us']} us a step, {report['overhead_us']} of it outside of the executor; "
+        f"{report['num_requests']} requests, {report['model']}, {report['dtype']}, {report['device']}; the timers "
+        f"cost {report['timers_us']} us of it, {report['timer_us']} a call; load {report['load']}]"
+    )
+
+
+def _throughput(given: Given) -> None:
+    settings = read_settings(ThroughputBench, given.own_overrides)
+    _tell_progress()
+    from tokenyard.bench.generation import default_overrides, run_throughput_bench  # imports what runs models
+
+    defaults = default_overrides(settings.parsed, _keys(given))
+    rows = run_throughput_bench(settings, *_with(given, defaults).load())
+    if given.flags.json:
+        print(json.dumps(rows if isinstance(settings.shapes, tuple) else rows[0]))
+        return
+    print(table(rows, _THROUGHPUT_COLUMNS))
+    say(
+        f"[{_facts_of(rows[0])}; medians of {settings.num_rounds} rounds after {rows[0]['warm_up']} to warm up, each "
+        "shape on an empty prefix cache]"
+    )
+
+
+def _latency(given: Given) -> None:
+    settings = read_settings(LatencyBench, given.own_overrides)
+    _tell_progress()
+    from tokenyard.bench.generation import default_overrides, run_latency_bench  # imports what runs models
+
+    row = run_latency_bench(settings, *_with(given, default_overrides([settings.shape], _keys(given))).load())
+    if given.flags.json:
+        print(json.dumps(row))
+        return
+    percentiles = cast("Mapping[str, float]", row["percentiles"])
+    print(f"Avg latency: {row['avg_latency']} seconds")
+    for share, seconds in percentiles.items():
+        print(f"{share}% percentile latency: {seconds} seconds")
+    for name, about in (("ttft", "first token"), ("itl", "between tokens")):
+        figures = ", ".join(f"{figure} {row[f'{figure}_{name}_ms']}" for figure in ("mean", "median", "p99"))
+        print(f"{about}, ms: {figures}")
+    say(
+        f"[{settings.shape}, {settings.num_iters} batches after {settings.num_iters_warmup} to warm up, each on an "
+        f"empty prefix cache; {_facts_of(row)}]"
+    )
+
+
+def _startup(given: Given) -> None:
+    settings = read_settings(StartupBench, given.own_overrides)
+    _tell_progress()
+    config, _ = given.load()  # a mistake in what is given is told here, once
+    files = resolve_model(config.model.name, say, revision=config.model.revision)  # fetched here, if at all
+    row = run_startup_bench(settings.num_iters, files.path, _arguments(given))
+    if given.flags.json:
+        print(json.dumps(row))
+        return
+    for name in ("cold", "warm"):
+        if row[name] is not None:
+            print(_start_text(name, cast("Mapping[str, object]", row[name])))
+    say(
+        f"[medians of {settings.num_iters} starts of each kind; wall: until the process has ended; {row['model']}, "
+        f"python {row['python']}, load {row['load']}]"
+    )
+
+
+def _start_text(name: str, figures: Mapping[str, object]) -> str:
+    phases = cast("Mapping[str, float]", figures["phases_s"])
+    parts = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in phases.items() if phase != "rest")
+    return f"{name} start: first token after {figures['first_token_s']:.2f} s ({parts}), wall {figures['wall_s']:.2f} s"
+
+
+def _tell_progress() -> None:
+    """A model that is fetched, and a round that begins, are told on stderr."""
+    for name in ("tokenyard.front_end", "tokenyard.bench"):
+        logging.getLogger(name).setLevel(logging.INFO)
+
+
+def _facts_of(row: Mapping[str, object]) -> str:
+    names = ("decoder", "dtype", "device", "attention", "engine", "threads", "tokenyard", "torch", "python", "load")
+    return f"{row['model']}, {', '.join(f'{name} {row[name]}' for name in names)}"
+
+
+def _arguments(given: Given) -> list[str]:
+    """What was given, for another command line."""
+    texts = [override.override if isinstance(override, Flagged) else override for override in given.overrides]
+    return [*([] if given.config_file is None else ["--config", str(given.config_file)]), *texts]
+
+
+def _with(given: Given, defaults: Sequence[str]) -> Given:
+    """The command line with the benchmark's own defaults before what the user says."""
+    return dataclasses.replace(given, overrides=[*defaults, *given.overrides])
+
+
+def _keys(given: Given) -> frozenset[str]:
+    """The keys that the user sets, in whatever way."""
+    texts = [override.override if isinstance(override, Flagged) else override for override in given.overrides]
+    if given.config_file is not None:
+        texts += [override.text for override in read_config_file(given.config_file)]
+    return frozenset(text.partition("=")[0].lstrip("+") for text in texts)
+
+
+KINDS: Mapping[str, Kind] = {
+    "scheduler": _scheduler,
+    "overhead": _overhead,
+    "throughput": _throughput,
+    "latency": _latency,
+    "startup": _startup,
+}
