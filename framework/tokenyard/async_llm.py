@@ -8,12 +8,13 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from tokenyard.engine.async_client import AsyncClient
 from tokenyard.engine.engine_thread import EngineThread
 from tokenyard.errors import ValidationError
 from tokenyard.front_end import ChatOptions, FrontEnd, check_content_format, load_config, read_config, start_engine
+from tokenyard.launch.llm_arguments import refuse_call_arguments, refused_method
 from tokenyard.metrics import Metric, metrics_of
 from tokenyard.sampling_checks import short
 
@@ -76,6 +77,7 @@ class AsyncLLM:
         priority: int = 0,
         scheduling: Mapping[str, object] | SchedulingHints | None = None,
         tokenization_kwargs: Mapping[str, object] | None = None,
+        **others: object,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Complete one raw prompt: text, token ids, or a dict of one of them.
 
@@ -83,6 +85,7 @@ class AsyncLLM:
         tokens at once. The last one is `finished`. `request_id` is a label for outputs and `abort`; it need not be
         unique. Raises ValidationError for a request that is refused, EngineDeadError when the engine ends.
         """
+        refuse_call_arguments("generate", others, "AsyncLLM")
 
         def tokenize() -> TokenizedPrompt:
             return self._front.tokenize(prompt, tokenization_kwargs)
@@ -103,8 +106,10 @@ class AsyncLLM:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, object]] | None = None,
         chat_template_kwargs: Mapping[str, object] | None = None,
+        **others: object,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer one conversation through the model's chat template; otherwise as `generate`."""
+        refuse_call_arguments("chat", others, "AsyncLLM")
         check_content_format(chat_template_content_format)
         options = ChatOptions(
             add_generation_prompt=add_generation_prompt,
@@ -150,6 +155,10 @@ class AsyncLLM:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await asyncio.to_thread(self.shutdown)
+
+    def __getattr__(self, name: str) -> Callable[..., NoReturn]:
+        """vLLM's other methods: calling one says that it is not there, which AttributeError would leave in doubt."""
+        return refused_method(name, "AsyncLLM", "generate, chat and abort")
 
     async def _stream(
         self,

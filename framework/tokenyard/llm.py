@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from tokenyard.launch.llm_arguments import refuse_call_arguments, refused_method
 from tokenyard.metrics import Metric, metrics_of
 from tokenyard.outputs import RequestOutput
 from tokenyard.progress import ProgressBarFactory, request_progress
+from tokenyard.sampling_params import RequestOutputKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -241,18 +243,20 @@ class LLM:
     def stream(
         self, prompt: TokenizedPrompt, params: SamplingParams, on_text: Callable[[str], bool | None]
     ) -> RequestOutput:
-        """Run one request; `on_text` gets each new piece of its first choice's text, and may return False to end it."""
-        shown = 0
+        """Run one request; `on_text` gets what each new token of its first choice adds, and may return False to end it.
+
+        A token may add no text: that of an incomplete character, or of what may become a stop string, comes later.
+        """
 
         def on_update(request_ids: Sequence[str], update: Update) -> None:
-            nonlocal shown
-            text = self._client.text(request_ids[0])
-            piece, shown = text[shown:], len(text)
-            if on_text(piece) is False:
-                self._client.abort(request_ids)
+            output = self._client.stream_output(request_ids[0])
+            for choice in () if output is None else output.outputs:
+                if choice.index == 0 and on_text(choice.text) is False:
+                    self._client.abort(request_ids)
 
+        deltas = dataclasses.replace(params, output_kind=RequestOutputKind.DELTA)
         with self._lock:
-            (output,) = self._client.complete([prompt], [params], [0], on_update)
+            (output,) = self._client.complete([prompt], [deltas], [0], on_update)
         return output
 
     def tokenize_chat(self, conversation: Conversation) -> TokenizedPrompt:
@@ -270,7 +274,7 @@ class LLM:
 
     def __getattr__(self, name: str) -> Callable[..., NoReturn]:
         """vLLM's other methods: calling one says that it is not there, which AttributeError would leave in doubt."""
-        return refused_method(name)
+        return refused_method(name, "LLM", "generate, chat, enqueue and wait_for_completion")
 
     def _start(self, config: EngineConfig, catalogue: Catalogue, hub_token: str | bool | None = None) -> None:
         engine = start_engine(config, catalogue, hub_token)

@@ -69,6 +69,16 @@ def test_e4_an_aborted_request_still_comes_with_its_tokens_so_far(llm: LLM) -> N
     assert len(output.outputs[0].token_ids) == 3
 
 
+def test_a_stream_tells_of_tokens_and_not_of_steps_that_only_read_the_prompt(tiny_llama_dir: Path) -> None:
+    params = dataclasses.replace(GREEDY, max_tokens=30)
+    with LLM(tiny_llama_dir, dtype="float32", max_num_seqs=4, max_num_batched_tokens=4, overrides=OVERRIDES) as small:
+        pieces: list[str] = []
+        output = small.stream(small.tokenize("hi the hi the hi the hi"), params, pieces.append)
+        assert len(output.prompt_token_ids) > 8
+        assert len(pieces) == len(output.outputs[0].token_ids) == 30
+        assert "".join(pieces) == output.outputs[0].text
+
+
 @pytest.mark.parametrize("method", ["encode", "embed", "classify", "score", "beam_search", "sleep", "collective_rpc"])
 def test_methods_that_are_not_there_yet_refuse_by_name(llm: LLM, method: str) -> None:
     with pytest.raises(UnsupportedError, match=rf"LLM\.{method} is not available"):

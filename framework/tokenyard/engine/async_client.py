@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tokenyard.engine.output_processor import OutputProcessor
 from tokenyard.errors import EngineDeadError
@@ -28,14 +28,27 @@ if TYPE_CHECKING:
 class _Stream:
     """One request and the coroutine that waits for it."""
 
-    __slots__ = ("error", "has_news", "label", "loop", "request_id")
+    __slots__ = ("error", "has_news", "is_told", "label", "loop", "request_id")
 
     def __init__(self, request_id: str, label: str, loop: asyncio.AbstractEventLoop) -> None:
         self.request_id = request_id
         self.label = label
         self.loop = loop
         self.has_news = asyncio.Event()
+        self.is_told = False  # its loop has been asked to set `has_news`, and has not come to it
         self.error: Exception | None = None
+
+
+class _Death(NamedTuple):
+    """Why the engine ended. Everyone raises an error of their own: a shared one would collect their frames for good."""
+
+    message: str
+    cause: BaseException | None
+
+    def error(self) -> EngineDeadError:
+        error = EngineDeadError(self.message)
+        error.__cause__ = self.cause
+        return error
 
 
 class AsyncClient:
@@ -54,7 +67,7 @@ class AsyncClient:
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._streams: dict[str, _Stream] = {}  # by request id
-        self._death: EngineDeadError | None = None
+        self._death: _Death | None = None
         thread.begin(self._deliver, self._end)
 
     async def stream(
@@ -112,7 +125,7 @@ class AsyncClient:
         stream = _Stream(request_id, request_id if label is None else label, asyncio.get_running_loop())
         with self._lock:
             if self._death is not None:
-                raise self._death
+                raise self._death.error()
             child_ids = [request.request_id for request in requests]
             self._outputs.add(request_id, prompt, params, now, child_ids, label=stream.label)
             self._streams[request_id] = stream
@@ -181,24 +194,28 @@ class AsyncClient:
 
     def _end(self, failure: BaseException | None) -> None:
         if isinstance(failure, EngineDeadError):
-            death = failure
+            death = _Death(str(failure), failure)
         else:
             reason = "was shut down" if failure is None else f"stopped on an error ({failure})"
-            death = EngineDeadError(f"the engine {reason}; start a new one")
-            death.__cause__ = failure
+            death = _Death(f"the engine {reason}; start a new one", failure)
         with self._lock:
             self._death = death
             streams = list(self._streams.values())
         for stream in streams:
-            stream.error = stream.error or death
+            stream.error = stream.error or death.error()
         _wake(streams)
 
 
 def _wake(streams: Sequence[_Stream]) -> list[_Stream]:
-    """Tell the consumers that there is something, a call for each event loop; returns those whose loop is closed."""
+    """Tell the consumers that there is something, a call for each event loop; returns those whose loop is closed.
+
+    One that was told and has not looked yet is not told again: calls must not pile up in a loop that is busy.
+    """
     by_loop: dict[asyncio.AbstractEventLoop, list[_Stream]] = {}
     for stream in streams:
-        by_loop.setdefault(stream.loop, []).append(stream)
+        if not stream.is_told or stream.loop.is_closed():
+            stream.is_told = True  # before the call, which may be answered at once
+            by_loop.setdefault(stream.loop, []).append(stream)
     lost: list[_Stream] = []
     for loop, its_streams in by_loop.items():
         try:
@@ -210,4 +227,5 @@ def _wake(streams: Sequence[_Stream]) -> list[_Stream]:
 
 def _set_all(streams: Sequence[_Stream]) -> None:
     for stream in streams:
+        stream.is_told = False  # first: what comes from here on is told anew
         stream.has_news.set()

@@ -122,10 +122,6 @@ class InprocClient:
         """Whether a request has ended; also of one that is not known any more."""
         return self._outputs.is_finished(request_id)
 
-    def text(self, request_id: str) -> str:
-        """The text of a request's first choice so far."""
-        return self._outputs.text(request_id)
-
     def stream_output(self, request_id: str) -> RequestOutput | None:
         """What a stream of this request sends next: see OutputProcessor.stream_output."""
         return self._outputs.stream_output(request_id)

@@ -181,12 +181,13 @@ class InputProcessor:
 
 def _children(parent: EngineCoreRequest, params: SamplingParams) -> list[EngineCoreRequest]:
     """Made from the checked parent, so that each ends where a request of its own would."""
+    others = dataclasses.replace(params, prompt_logprobs=None)  # the first brings them for all
     return [
         dataclasses.replace(
             parent,
             request_id=f"{index}_{parent.request_id}",
             parent_id=parent.request_id,
-            params=params.child(index),
+            params=(others if index else params).child(index),
         )
         for index in range(params.n)
     ]

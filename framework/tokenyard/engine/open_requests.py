@@ -91,7 +91,7 @@ class OpenRequest:
     finished_time: float | None = None
     num_cached_tokens: int = 0
     error: str | None = None
-    has_sent: bool = False
+    are_prompt_logprobs_sent: bool = False
 
     def admit(self, num_cached_tokens: int, scheduled_at: float) -> None:
         """A choice began to run. What the first one found cached counts: the others find what that one computed."""
@@ -116,12 +116,15 @@ class OpenRequest:
             output, due = self.whole(), self.choices
         for choice in due:
             choice.mark_sent()
-        self.has_sent = True
         return output
 
     def _unsent(self, due: Sequence[Choice]) -> RequestOutput:
-        taken = None if self.has_sent else self.prompt_logprobs
-        prompt_logprobs = None if taken is None else list(taken.positions)
+        first, taken = self.choices[0], self.prompt_logprobs
+        prompt_logprobs = None
+        # The first choice brings them, and under some policies another one may be ahead of it.
+        are_whole = bool(first.detokenizer.token_ids) or first.finish_reason is not None
+        if taken is not None and are_whole and not self.are_prompt_logprobs_sent:
+            prompt_logprobs, self.are_prompt_logprobs_sent = list(taken.positions), True
         # The prompt's own list: a copy would make each token of a long prompt's answer cost more.
         return self._output([choice.unsent() for choice in due], self.prompt.token_ids, prompt_logprobs)
 

@@ -106,10 +106,6 @@ class OutputProcessor:
         request = self._requests.get(request_id)
         return request is None or not request.num_unfinished
 
-    def text(self, request_id: str) -> str:
-        """The text of the first choice so far; it only ever grows."""
-        return self._requests[request_id].choices[0].detokenizer.text
-
     def output(self, request_id: str) -> RequestOutput:
         """The request with what it has produced so far."""
         return self._requests[request_id].whole()
@@ -118,8 +114,9 @@ class OutputProcessor:
         """What a stream sends next, by `output_kind` and `stream_interval`; None = nothing yet, or nothing any more.
 
         CUMULATIVE: all choices with all that they have. DELTA: the choices with something new, and that only; the
-        prompt's logprobs come with the first one. FINAL_ONLY: all choices, once the last has ended. Asked less often,
-        it returns more at once: nothing is lost, and each choice's finish reason comes once.
+        prompt's logprobs come once, when they are whole: with n = 1 in the first output. FINAL_ONLY: all choices, once
+        the last has ended. Asked less often, it returns more at once: nothing is lost, and each choice's finish reason
+        comes once.
         """
         return self._requests[request_id].next_output()
 

@@ -111,28 +111,27 @@ _METHODS_NOT_YET = frozenset(
 )
 
 
-def refuse_call_arguments(method: str, arguments: Mapping[str, object]) -> None:
+def refuse_call_arguments(method: str, arguments: Mapping[str, object], owner: str = "LLM") -> None:
     """vLLM's other arguments of `generate` and `chat` are taken at the value that asks for nothing."""
     for name, value in arguments.items():
         if name not in _CALL_NEUTRAL:
-            raise UserError(f"LLM.{method} has no argument '{name}'{did_you_mean(name, _CALL_NEUTRAL)}")
+            raise UserError(f"{owner}.{method} has no argument '{name}'{did_you_mean(name, _CALL_NEUTRAL)}")
         if not _is_same(value, _CALL_NEUTRAL[name]):
             raise UnsupportedError(
-                f"LLM.{method}: {name}={value!r} is not available in this version; leave it out",
+                f"{owner}.{method}: {name}={value!r} is not available in this version; leave it out",
                 parameter=name,
                 value=value,
             )
 
 
-def refused_method(name: str) -> Callable[..., NoReturn]:
-    """A method of vLLM's LLM that refuses to be called; AttributeError for a name that it has not either."""
+def refused_method(name: str, owner: str, instead: str) -> Callable[..., NoReturn]:
+    """A method of vLLM's class that refuses to be called; AttributeError for a name that it has not either."""
     if name not in _METHODS_NOT_YET:
-        raise AttributeError(f"LLM has no attribute '{name}'")
+        raise AttributeError(f"{owner} has no attribute '{name}'")
 
     def refuse(*args: object, **kwargs: object) -> NoReturn:
         raise UnsupportedError(
-            f"LLM.{name} is not available in this version; it generates text: generate, chat, enqueue and "
-            "wait_for_completion",
+            f"{owner}.{name} is not available in this version; it generates text: {instead}",
             parameter=name,
             value=None,
         )

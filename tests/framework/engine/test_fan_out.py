@@ -105,6 +105,25 @@ def test_the_choices_share_the_prompts_logprobs_whoever_brings_them() -> None:
     assert [list(position or {}) for position in positions] == [[], [C], [A]]
 
 
+def test_a_stream_gets_the_prompts_logprobs_once_when_they_are_whole_though_another_choice_is_ahead() -> None:
+    processor = OutputProcessor(TOKENIZER)
+    prompt = TokenizedPrompt(None, [A, C, A])
+    params = SamplingParams(n=2, prompt_logprobs=0, output_kind=RequestOutputKind.DELTA)
+    processor.add("r", prompt, params, 1.0, ["0_r", "1_r"])
+    sent = []
+    for outputs in (
+        step([("1_r", [A])], prompt=[prompt_logprobs("0_r", 1, [C])]),
+        step([("0_r", [A])], prompt=[prompt_logprobs("0_r", 2, [A])]),
+        step([("0_r", [C]), ("1_r", [C])], finished=[ended("0_r"), ended("1_r")]),
+    ):
+        processor.process(outputs, now=1.0)
+        output = processor.stream_output("r")
+        assert output is not None
+        sent.append(output.prompt_logprobs)
+    assert sent[0] is sent[2] is None
+    assert [list(position or {}) for position in sent[1] or []] == [[], [C], [A]]
+
+
 def test_a_choice_that_fails_leaves_the_others_alone() -> None:
     processor = make(n=2)
     processor.process(step([("1_r", [A])], finished=[ended("0_r", "error", error="why")]), now=1.0)

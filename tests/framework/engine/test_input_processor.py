@@ -272,12 +272,12 @@ def test_req_06_each_choice_is_a_request_that_ends_where_one_of_its_own_would() 
     assert alone.parent_id is None
     assert [child.request_id for child in children] == ["0_7", "1_7", "2_7"]
     assert [child.params.seed for child in children] == [2**63 - 1, 0, 1]  # type: ignore[union-attr]
+    assert [child.params.prompt_logprobs for child in children] == [1, None, None]  # type: ignore[union-attr]
     for child in children:
         assert child.parent_id == "7"
         assert isinstance(child.params, SamplingParams)
-        own = dataclasses.replace(
-            child, request_id="7", parent_id=None, params=dataclasses.replace(child.params, seed=2**63 - 1)
-        )
+        params_of_one = dataclasses.replace(child.params, seed=2**63 - 1, prompt_logprobs=1)
+        own = dataclasses.replace(child, request_id="7", parent_id=None, params=params_of_one)
         assert _comparable(own) == _comparable(alone)
 
 
