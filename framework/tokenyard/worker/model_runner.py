@@ -11,8 +11,8 @@ from tokenyard.interfaces.attention import AttentionBackend, AttentionBatch
 from tokenyard.logprob_rows import of_kept_tokens
 from tokenyard.model.causal_lm import CausalLM, PagedAttention
 from tokenyard.runner_output import ModelRunnerOutput
-from tokenyard.worker.prompt_logprobs import finite_rows, prompt_logprobs
-from tokenyard.worker.sampler import Sampler, SamplingBatch
+from tokenyard.worker.prompt_logprobs import prompt_logprobs
+from tokenyard.worker.sampler import NOT_FINITE, Sampler, SamplingBatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from tokenyard.worker.input_batch import InputBatch, PromptRows, StepInputs
 
 _NO_TOKENS: IntArray = np.empty(0, dtype=np.int32)
-_NOT_FINITE = "the model's logits are not finite numbers: its weights are damaged, or too large for this dtype"
 
 
 class _Executed(NamedTuple):
@@ -98,7 +97,7 @@ class ModelRunner:
         step, self._executed = self._executed, None
         output = step.output
         chunks, failed = self._prompt_logprobs(step)
-        errors = dict.fromkeys(failed, _NOT_FINITE)
+        errors = dict.fromkeys(failed, NOT_FINITE)
         tokens = self._sample(step, errors)
         num_sampled = np.zeros(output.num_rows, dtype=np.int32)
         num_sampled[tokens.rows] = 1
@@ -124,15 +123,13 @@ class ModelRunner:
         rows = np.flatnonzero(step.output.samples)
         if not len(rows):
             return _Tokens(rows, _NO_TOKENS, None)
-        logits = self._model.logits(step.states[: len(rows)])
-        is_finite = finite_rows(logits)
-        errors |= dict.fromkeys(rows[~is_finite].tolist(), _NOT_FINITE)
+        states = step.states[: len(rows)]
         if errors:
             is_good = ~np.isin(rows, list(errors))
-            rows, logits = rows[is_good], logits[torch.from_numpy(is_good).to(logits.device)]
+            rows, states = rows[is_good], states[torch.from_numpy(is_good).to(states.device)]
             if not len(rows):
                 return _Tokens(rows, _NO_TOKENS, None)
-        return self._choose(step.output, rows, logits, errors)
+        return self._choose(step.output, rows, self._model.logits(states), errors)
 
     def _choose(
         self, output: SchedulerOutput, rows: LongArray, logits: torch.Tensor, errors: dict[int, str]

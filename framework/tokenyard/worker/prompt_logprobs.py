@@ -75,15 +75,9 @@ def prompt_logprobs(
     for start in range(0, len(num_top), size):
         part = slice(start, start + size)
         logits = to_logits(states[part])
-        is_finite = finite_rows(logits)
+        is_finite: BoolArray = torch.isfinite(logits.amax(dim=-1)).cpu().numpy()
         found = token_logprobs(logits, token_ids[part], num_top[part])
         for chunk in chunks:
             chunk.take(found, is_finite, start)
     results = [chunk.result() for chunk in chunks if chunk.is_finite]
     return results, [chunk.rows.row for chunk in chunks if not chunk.is_finite]
-
-
-def finite_rows(logits: torch.Tensor) -> BoolArray:
-    """[N] whether a token can be chosen: the greatest logit is NaN when any is, infinite when one or all are."""
-    finite: BoolArray = torch.isfinite(logits.amax(dim=-1)).cpu().numpy()
-    return finite

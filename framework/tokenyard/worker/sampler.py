@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from tokenyard.worker.sampling.batch import LogprobRows
     from tokenyard.worker.sampling.history import History
 
-__all__ = ["Sampled", "Sampler", "SamplingBatch", "token_logprobs"]
+__all__ = ["NOT_FINITE", "Sampled", "Sampler", "SamplingBatch", "token_logprobs"]
+
+NOT_FINITE = "the model's logits are not finite numbers: its weights are damaged, or too large for this dtype"
 
 
 class Sampled(NamedTuple):
@@ -47,12 +49,14 @@ class Sampler:
         """
         asked = batch.logprobs
         raw = None if asked is None else logits[torch.from_numpy(asked.rows).to(self._device)]  # before they change
-        errors = batch.edits.apply(logits, positions, history)
         greatest = logits.amax(dim=-1)
+        errors = {row: NOT_FINITE for row, _ in _not_finite(greatest)}
+        if not batch.edits.is_empty:
+            errors = batch.edits.apply(logits, positions, history) | errors
+            greatest = logits.amax(dim=-1)
+            for row, value in _not_finite(greatest):
+                errors.setdefault(row, _why_none(batch.requests[row], int(positions[row]), value))
         token_ids = self._choose(logits, greatest, batch, positions).to(torch.int32).cpu().numpy()
-        finite = greatest.cpu().numpy()
-        for row in np.flatnonzero(~np.isfinite(finite)).tolist():
-            errors.setdefault(row, _why_none(batch.requests[row], int(positions[row]), float(finite[row])))
         token_ids[list(errors)] = 0
         logprobs = None if asked is None or raw is None else _logprobs(raw, asked, token_ids, errors)
         return Sampled(token_ids, logprobs, errors)
@@ -66,6 +70,12 @@ class Sampler:
         if batch.drawn.index is None:
             return batch.drawn.draw(logits, greatest, positions)
         return argmax(logits).index_copy(0, batch.drawn.index, batch.drawn.draw(logits, greatest, positions))
+
+
+def _not_finite(greatest: torch.Tensor) -> list[tuple[int, float]]:
+    """(row, value) of what is no finite number among the greatest logits of the rows: NaN when any logit is NaN."""
+    values = greatest.cpu().numpy()
+    return [(row, float(values[row])) for row in np.flatnonzero(~np.isfinite(values)).tolist()]
 
 
 def _logprobs(raw: torch.Tensor, asked: LogprobRows, token_ids: IntArray, errors: Mapping[int, str]) -> Logprobs | None:

@@ -44,6 +44,12 @@ class Edits:
             output=OutputPenalties.of(requests),
         )
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no row asks for anything, so that `apply` would change nothing."""
+        masks = (self.allowed, self.banned, self.bad_words, self.bias)
+        return all(edit is None for edit in (*masks, self.processors, self.repetition, self.output))
+
     def apply(self, logits: torch.Tensor, positions: IntArray, history: History) -> dict[int, str]:
         """Change logits [N, V] in place; row -> why its logits processor failed."""
         self._mask(logits, positions, history)
