@@ -10,6 +10,9 @@ import numpy as np
 import tokenizers
 from gguf_files import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, TinyVocabulary
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenyard.model.gguf_reader import read_gguf
+from tokenyard.model.gguf_tokenizer import tokenizer_from_gguf
+from tokenyard.model.tokenizer import Tokenizer
 
 SENTENCES = [
     "the quick brown fox jumps over the lazy dog and the other dogs don't, they'll wait 12 or 345 days",
@@ -150,3 +153,9 @@ def write_vocabulary(path: Path, vocabulary: TinyVocabulary) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def load_vocabulary(path: Path) -> Tokenizer:
+    """The tokenizer of a file, without a chat template."""
+    backend, config = tokenizer_from_gguf(read_gguf(path))
+    return Tokenizer(backend, config, None)

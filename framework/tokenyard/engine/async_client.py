@@ -107,11 +107,6 @@ class AsyncClient:
         _wake(streams)
         self._finish(engine_ids)
 
-    @property
-    def num_streams(self) -> int:
-        """Requests that somebody waits for."""
-        return len(self._streams)
-
     def _submit(
         self,
         label: str | None,

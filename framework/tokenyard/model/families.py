@@ -68,6 +68,13 @@ class Family:
     defaults: Config = field(default_factory=dict)  # of absent keys, where they are not Llama's
 
 
+_QWEN_DEFAULTS: Final[Config] = {
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
+
 FAMILIES: Final[Mapping[str, Family]] = {
     "LlamaForCausalLM": Family(name="llama"),
     "MistralForCausalLM": Family(
@@ -86,12 +93,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         mlp_bias=False,
         windows=windows_from_a_layer_on,
         reads=frozenset({"sliding_window", "layer_types"}),
-        defaults={
-            "num_key_value_heads": 32,
-            "max_position_embeddings": 32768,
-            "sliding_window": 4096,
-            "max_window_layers": 28,
-        },
+        defaults=_QWEN_DEFAULTS,
     ),
     "Qwen3ForCausalLM": Family(
         name="qwen3",
@@ -99,13 +101,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         head_norms=True,
         windows=windows_from_a_layer_on,
         reads=frozenset({"sliding_window", "layer_types", "use_qk_norm"}),
-        defaults={
-            "num_key_value_heads": 32,
-            "head_dim": 128,
-            "max_position_embeddings": 32768,
-            "sliding_window": 4096,
-            "max_window_layers": 28,
-        },
+        defaults={**_QWEN_DEFAULTS, "head_dim": 128},
     ),
     "SmolLM3ForCausalLM": Family(
         name="smollm3",

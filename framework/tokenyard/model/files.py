@@ -11,6 +11,7 @@ from tokenyard.errors import ModelLoadError, did_you_mean
 from tokenyard.model import hub
 from tokenyard.model.default_model import DEFAULT_MODEL, ensure_default_model
 from tokenyard.model.json_files import RemoteCodeError, read_json, read_json_if_there
+from tokenyard.model.rope_config import rope_type_of
 from tokenyard.model.snapshot import INDEX_FILE as INDEX_FILE
 from tokenyard.model.snapshot import SINGLE_FILE as SINGLE_FILE
 from tokenyard.model.snapshot import SMALL_FILES, find_cached, find_snapshot, no_weights, weight_files
@@ -237,7 +238,7 @@ def _scaled_length(length: int, config: Mapping[str, object]) -> int:
         scaling = scaling["full_attention"]  # of several kinds of layers, those that see everything
     if not isinstance(scaling, Mapping):
         return length
-    kind, factor = scaling.get("rope_type", scaling.get("type")), scaling.get("factor")
+    kind, factor = rope_type_of(scaling), scaling.get("factor")
     if kind not in _MULTIPLIED or not isinstance(factor, int | float) or not 0 < factor < _LONGEST:
         return length  # llama3 and longrope checkpoints already state the scaled length
     outer = config.get("original_max_position_embeddings")

@@ -27,7 +27,7 @@ _KEYS: Mapping[str, frozenset[str]] = {
     }),
 }  # fmt: skip
 FAST_ROPE_TYPES = tuple(_KEYS)
-ADAPTER_ROPE_TYPES = ("longrope", "proportional")  # known to transformers only
+_KNOWN_ELSEWHERE = ("longrope", "proportional")  # types of transformers that no decoder here computes
 _POSITIVE = frozenset({
     "factor",
     "low_freq_factor",
@@ -116,9 +116,14 @@ def max_prompt_len(config: Mapping[str, object]) -> int | None:
     chunks, while the tokens that follow it one by one are rotated by their own positions.
     """
     parameters = config.get("rope_scaling") or config.get("rope_parameters")
-    if not isinstance(parameters, Mapping) or parameters.get("rope_type", parameters.get("type")) != "dynamic":
+    if not isinstance(parameters, Mapping) or rope_type_of(parameters) != "dynamic":
         return None
     return integer(config, "max_position_embeddings", 2048)
+
+
+def rope_type_of(parameters: Mapping[str, object], default: str | None = None) -> object:
+    """What stands for the type, under its name or the older one; `default` when nothing does."""
+    return parameters.get("rope_type", parameters.get("type", default))
 
 
 def _rope_parameters(config: Mapping[str, object]) -> Mapping[str, object]:
@@ -131,8 +136,8 @@ def _rope_parameters(config: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def _rope_type(parameters: Mapping[str, object]) -> str:
-    name = parameters.get("rope_type", parameters.get("type", "default"))
-    known = (*FAST_ROPE_TYPES, *ADAPTER_ROPE_TYPES)
+    name = rope_type_of(parameters, "default")
+    known = (*FAST_ROPE_TYPES, *_KNOWN_ELSEWHERE)
     if not isinstance(name, str) or name not in known:
         raise ModelLoadError(
             f"config.json: unknown rope type {name!r}; known: {', '.join(known)}{did_you_mean(str(name), known)}"

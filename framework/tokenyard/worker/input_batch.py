@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tokenyard.interfaces.logits_processor import RowLogitsProcessor
     from tokenyard.scheduler_output import RequestStart, SchedulerOutput
 
+_NO_ROWS: LongArray = np.empty(0, dtype=np.int64)
+
 
 class SampledRequest(NamedTuple):
     """What sampling must know of the request in a slot; the same for as long as it holds the slot."""
@@ -112,7 +114,7 @@ class InputBatch:
             block_tables=tuple(table[output.slots, :width] for table in self._tables),
             slot_mappings=self._slot_mappings(slots, positions),
             sampled_rows=(query_start[1:][output.samples] - 1).astype(np.int64),
-            prompt_rows=_prompt_rows(prompts, query_start),
+            prompt_rows=_prompt_rows(prompts, query_start) if prompts else _NO_ROWS,
             prompts=prompts,
         )
 
@@ -210,8 +212,5 @@ def _prompt_rows(prompts: tuple[PromptRows, ...], query_start: IntArray) -> Long
     """[M] where among T the tokens are whose logits tell of `prompts`."""
     starts = [int(query_start[rows.row]) for rows in prompts]
     return np.concatenate(
-        [
-            np.empty(0, dtype=np.int64),
-            *(np.arange(start, start + len(rows.token_ids)) for start, rows in zip(starts, prompts, strict=True)),
-        ]
+        [np.arange(start, start + len(rows.token_ids)) for start, rows in zip(starts, prompts, strict=True)]
     )

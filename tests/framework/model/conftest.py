@@ -9,6 +9,8 @@ from pathlib import Path
 import fake_hub
 import pytest
 from fake_hub import FakeHub
+from gguf_files import TinyVocabulary
+from gguf_tokenizers import write_vocabulary
 from tokenyard.model.files import resolve_model
 from tokenyard.model.tokenizer import Tokenizer, load_tokenizer
 
@@ -31,6 +33,12 @@ def offline(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The cache of a process without a network."""
     fake_hub.use_in_process(monkeypatch, cache, None)
     return cache
+
+
+@pytest.fixture
+def write_here(tmp_path: Path) -> Callable[[TinyVocabulary], Path]:
+    """Writes a GGUF file that has a vocabulary and an embedding only."""
+    return lambda vocabulary: write_vocabulary(tmp_path / "vocabulary.gguf", vocabulary)
 
 
 @pytest.fixture(scope="session")

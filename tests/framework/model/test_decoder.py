@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 import torch
+from lone_logits import logits_of
+from rope_scalings import SCALINGS
 from tokenyard.errors import ModelLoadError
 from tokenyard.model.adapter import TransformersAdapter
 from tokenyard.model.decoder import FastDecoder
@@ -46,17 +48,6 @@ QWEN2: dict[str, object] = {
     "max_window_layers": 1,
 }
 SMOLLM3: dict[str, object] = {"architectures": ["SmolLM3ForCausalLM"]}
-LLAMA3: dict[str, object] = {
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-SCALINGS: dict[str, dict[str, object]] = {
-    "linear": {"factor": 2.0},
-    "llama3": LLAMA3,
-    "yarn": {"factor": 4.0, "original_max_position_embeddings": 32},
-}
 SHAPES: dict[str, dict[str, object]] = {
     "grouped heads": {},
     "one head per KV head": {"num_key_value_heads": 4},
@@ -66,7 +57,7 @@ SHAPES: dict[str, dict[str, object]] = {
     "mlp bias": {"mlp_bias": True},
     "tied": {"tie_word_embeddings": True},
     "wide": {"intermediate_size": 2528},
-    **{name: {"rope_scaling": {"rope_type": name, **values}} for name, values in SCALINGS.items()},
+    **{name: {"rope_scaling": {"rope_type": name, **SCALINGS[name]}} for name in ("linear", "llama3", "yarn")},
 }
 
 
@@ -110,12 +101,6 @@ def one_sequence_attention(decoder: CausalLM, length: int) -> PagedAttention:
     attention = PackedReference(decoder.shape.layers)
     attention.begin_step([Part(0, 0, length)])
     return cast("PagedAttention", attention)  # the same call
-
-
-@torch.inference_mode()
-def logits_of(decoder: CausalLM, tokens: torch.Tensor) -> torch.Tensor:
-    positions = torch.arange(len(tokens))
-    return decoder.forward(tokens, positions, positions, one_sequence_attention(decoder, len(tokens)))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 from family_models import CASES, ORIGINAL, WINDOW, make_model, prompt_of, transformers_greedy
+from lone_logits import logits_of
 from teacher_forcing import bfloat16_differences
 from tokenyard import LLM, SamplingParams
 from tokenyard.errors import ValidationError
@@ -26,7 +27,7 @@ from tokenyard.model.self_check import PackedReference, Part
 from tokenyard.model.weights import open_weights
 
 if TYPE_CHECKING:
-    from tokenyard.model.causal_lm import CausalLM, PagedAttention
+    from tokenyard.model.causal_lm import PagedAttention
 
 CPU = torch.device("cpu")
 # Multipliers are applied in one rounding here, in two there.
@@ -52,14 +53,6 @@ def load_plain(folder: Path) -> FastDecoder:
     with open_weights(files) as weights:
         config = parse_decoder_config(files.config)
         return FastDecoder(config, weights, dtype=torch.float32, device=CPU, pack=False)
-
-
-@torch.inference_mode()
-def logits_of(model: CausalLM, tokens: torch.Tensor) -> torch.Tensor:
-    attention = PackedReference(model.shape.layers)
-    attention.begin_step([Part(0, 0, len(tokens))])
-    positions = torch.arange(len(tokens))
-    return model.forward(tokens, positions, positions, cast("PagedAttention", attention))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -18,6 +18,7 @@ import pytest
 import torch
 import transformers
 from family_models import prompt_of, transformers_greedy
+from lone_logits import logits_of
 from model_table import PAGE, how_it_runs, with_table
 from teacher_forcing import BOUND, bfloat16_differences
 from tiny_models import MAX_LENGTH, REFUSED, RUNNING, WINDOW, write_model
@@ -89,10 +90,6 @@ def packed_logits(model: CausalLM, batch: Batch) -> torch.Tensor:
     attention.begin_step(batch.parts)
     rows = torch.arange(len(batch.tokens))
     return model.forward(batch.tokens, batch.positions, rows, cast("PagedAttention", attention))
-
-
-def lone_logits(model: CausalLM, tokens: torch.Tensor) -> torch.Tensor:
-    return packed_logits(model, Batch(tokens, torch.arange(len(tokens)), [Part(0, 0, len(tokens))]))
 
 
 def difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
@@ -194,7 +191,7 @@ def rounds_alike(folder: Path, model: CausalLM) -> bool:
     and all later rows see it. That needs bad luck, a mistake shows with every prompt: so the best of three counts.
     """
     prompts = (prompt_of(16, seed=seed) for seed in (3, 4, 5))
-    results = (bfloat16_differences(folder, prompt, 24, lambda ids: lone_logits(model, ids)) for prompt in prompts)
+    results = (bfloat16_differences(folder, prompt, 24, lambda ids: logits_of(model, ids)) for prompt in prompts)
     return any(result.ours <= BOUND * result.transformers for result in results)
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import gguf
 import pytest
 import torch
 from gguf.constants import GGMLQuantizationType
 from gguf_files import randomise, write_gguf_of
+from lone_logits import logits_of
 from tokenyard.errors import ModelLoadError
 from tokenyard.model.files import resolve_model
 from tokenyard.model.loader import decoder_choice, load_model
-from tokenyard.model.self_check import PackedReference, Part
 from tokenyard.model.weights import open_weights
 from transformers import (
     LlamaConfig,
@@ -31,7 +31,7 @@ from transformers import (
 )
 
 if TYPE_CHECKING:
-    from tokenyard.model.causal_lm import CausalLM, PagedAttention
+    pass
 
 SIZES: dict[str, object] = {
     "vocab_size": 320,
@@ -184,14 +184,6 @@ CASES = {
         edit=add_yarn,
     ),
 }
-
-
-@torch.inference_mode()
-def logits_of(model: CausalLM, tokens: torch.Tensor) -> torch.Tensor:
-    attention = PackedReference(model.shape.layers)
-    attention.begin_step([Part(0, 0, len(tokens))])
-    positions = torch.arange(len(tokens))
-    return model.forward(tokens, positions, positions, cast("PagedAttention", attention))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -17,6 +17,7 @@ from gguf_tokenizers import (
     byte_level_metadata,
     gguf_merges,
     isolated,
+    load_vocabulary,
     sentencepiece_metadata,
     trained_byte_level,
     trained_sentencepiece,
@@ -27,28 +28,15 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 from tokenyard.errors import ModelLoadError
 from tokenyard.model.gguf_pretokenizers import PRE_TOKENIZERS
-from tokenyard.model.gguf_reader import read_gguf
-from tokenyard.model.gguf_tokenizer import tokenizer_from_gguf
 from tokenyard.model.tokenizer import Tokenizer
 
 Write = Callable[[TinyVocabulary], Path]
 
 
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    """Writes a file that has a vocabulary and an embedding only."""
-    return lambda vocabulary: write_vocabulary(tmp_path / "vocabulary.gguf", vocabulary)
-
-
-def load(path: Path) -> Tokenizer:
-    backend, config = tokenizer_from_gguf(read_gguf(path))
-    return Tokenizer(backend, config, None)
-
-
 @pytest.mark.parametrize("pre", ORIGINALS)
-def test_mod_04_ids_are_those_of_the_original_on_odd_texts(write: Write, pre: str) -> None:
+def test_mod_04_ids_are_those_of_the_original_on_odd_texts(write_here: Write, pre: str) -> None:
     original = trained_byte_level(pre)
-    made = load(write(byte_level_metadata(original, pre)))
+    made = load_vocabulary(write_here(byte_level_metadata(original, pre)))
     for text in ODD_TEXTS + SENTENCES:
         ids = original.encode(text, add_special_tokens=False).ids
         assert made.encode(text) == ids, text
@@ -57,12 +45,12 @@ def test_mod_04_ids_are_those_of_the_original_on_odd_texts(write: Write, pre: st
 
 
 @pytest.mark.parametrize("with_merges", [False, True])
-def test_mod_04_sentencepiece_ids_are_those_of_the_original_on_odd_texts(write: Write, with_merges: bool) -> None:
+def test_mod_04_sentencepiece_ids_are_those_of_the_original_on_odd_texts(write_here: Write, with_merges: bool) -> None:
     original = trained_sentencepiece()
     vocabulary = sentencepiece_metadata(original)
     if with_merges:
         vocabulary.merges = [" ".join(pair) for pair in gguf_merges(original)]
-    made = load(write(vocabulary))
+    made = load_vocabulary(write_here(vocabulary))
     fallbacks = 0
     for text in ODD_TEXTS + SENTENCES:
         ids = original.encode(text, add_special_tokens=False).ids
@@ -92,7 +80,7 @@ def tokenizer_pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple
         original = trained_sentencepiece() if pre == "sentencepiece" else trained_byte_level(pre)
         vocabulary = sentencepiece_metadata(original) if pre == "sentencepiece" else byte_level_metadata(original, pre)
         path = write_vocabulary(tmp_path_factory.mktemp("pairs") / "vocabulary.gguf", vocabulary)
-        pairs[pre] = original, load(path)
+        pairs[pre] = original, load_vocabulary(path)
     return pairs
 
 
@@ -113,7 +101,7 @@ def converted_sentencepiece(original: Any) -> TinyVocabulary:
     )
 
 
-def test_mod_04_ids_are_those_of_sentencepiece_itself(write: Write, tmp_path: Path) -> None:
+def test_mod_04_ids_are_those_of_sentencepiece_itself(write_here: Write, tmp_path: Path) -> None:
     """A model trained and run by the package sentencepiece, written as converters write one."""
     sentencepiece = pytest.importorskip("sentencepiece")
     sentencepiece.SentencePieceTrainer.train(
@@ -130,7 +118,7 @@ def test_mod_04_ids_are_those_of_sentencepiece_itself(write: Write, tmp_path: Pa
     )
     original = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spm.model"))
     vocabulary = converted_sentencepiece(original)
-    made = load(write(vocabulary))
+    made = load_vocabulary(write_here(vocabulary))
     markers = ("<think>", "<s>", "<0x")  # whole in the text for us, and followed by a space of its own, as in llama.cpp
     for text in ODD_TEXTS + SENTENCES:
         if not any(marker in text for marker in markers):
@@ -138,32 +126,32 @@ def test_mod_04_ids_are_those_of_sentencepiece_itself(write: Write, tmp_path: Pa
             assert made.decode(made.encode(text)) == original.decode(original.encode(text)), text
 
 
-def test_scores_that_say_nothing_leave_the_order_of_ids(write: Write) -> None:
+def test_scores_that_say_nothing_leave_the_order_of_ids(write_here: Write) -> None:
     """Some converters write one score for all tokens; ids are in the order in which BPE learnt them."""
     original = trained_sentencepiece()
     vocabulary = sentencepiece_metadata(original)
-    made = load(write(replace(vocabulary, scores=[-1000.0] * len(vocabulary.tokens))))
+    made = load_vocabulary(write_here(replace(vocabulary, scores=[-1000.0] * len(vocabulary.tokens))))
     for text in ODD_TEXTS + SENTENCES:
         assert made.encode(text) == original.encode(text, add_special_tokens=False).ids
 
 
-def test_control_and_unused_tokens_are_never_made_of_text(write: Write) -> None:
+def test_control_and_unused_tokens_are_never_made_of_text(write_here: Write) -> None:
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "<", "s", ">", "s>", "▁", "<s", "ss"]
     types = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * 6, UNUSED]
     vocabulary = TinyVocabulary(
         model="llama", pre=None, tokens=tokens, types=types, scores=[0.0] * len(tokens), flags={"add_bos_token": False}
     )
-    made = load(write(vocabulary))
+    made = load_vocabulary(write_here(vocabulary))
     spelled = [made.id_to_token(index) for index in made.encode("<s>ss", parse_special=False)]
     assert spelled == ["▁", "<s", ">", "s", "s"] or spelled == ["▁", "<", "s>", "s", "s"]
     assert [made.id_to_token(index) for index in made.encode("<s>")] == ["<s>"]
 
 
 @pytest.mark.parametrize("prefix", [False, True])
-def test_mod_04_add_space_prefix_is_obeyed(write: Write, prefix: bool) -> None:
+def test_mod_04_add_space_prefix_is_obeyed(write_here: Write, prefix: bool) -> None:
     vocabulary = sentencepiece_metadata(trained_sentencepiece())
     vocabulary.flags["add_space_prefix"] = prefix
-    made = load(write(vocabulary))
+    made = load_vocabulary(write_here(vocabulary))
     first = made.id_to_token(made.encode("the")[0])
     assert first is not None
     assert first.startswith("▁") is prefix
@@ -171,10 +159,10 @@ def test_mod_04_add_space_prefix_is_obeyed(write: Write, prefix: bool) -> None:
     assert made.decode(made.encode(" the")) == " the"
 
 
-def test_mod_04_add_space_prefix_is_obeyed_by_byte_level_vocabularies(write: Write) -> None:
+def test_mod_04_add_space_prefix_is_obeyed_by_byte_level_vocabularies(write_here: Write) -> None:
     vocabulary = byte_level_metadata(trained_byte_level("gpt-2"), "gpt-2")
     vocabulary.flags["add_space_prefix"] = True
-    made = load(write(vocabulary))
+    made = load_vocabulary(write_here(vocabulary))
     assert made.encode("the") == made.encode(" the")
 
 
@@ -189,28 +177,28 @@ def test_mod_04_add_space_prefix_is_obeyed_by_byte_level_vocabularies(write: Wri
     ],
 )
 def test_mod_04_bos_and_eos_are_added_as_the_file_says(
-    write: Write, flags: dict[str, bool], before: list[int], after: list[int]
+    write_here: Write, flags: dict[str, bool], before: list[int], after: list[int]
 ) -> None:
     vocabulary = byte_level_metadata(trained_byte_level("smollm"), "smollm")
-    made = load(write(replace(vocabulary, flags=flags)))
+    made = load_vocabulary(write_here(replace(vocabulary, flags=flags)))
     plain = made.encode("hi there", add_special_tokens=False)
     assert made.encode("hi there") == [*before, *plain, *after]
 
 
 @pytest.mark.parametrize(("pre", "adds"), [("llama-bpe", True), ("tekken", True), ("qwen2", False), ("gpt-2", False)])
-def test_where_the_file_does_not_say_the_pre_tokenizer_does(write: Write, pre: str, adds: bool) -> None:
+def test_where_the_file_does_not_say_the_pre_tokenizer_does(write_here: Write, pre: str, adds: bool) -> None:
     vocabulary = replace(byte_level_metadata(trained_byte_level("gpt-2"), pre), flags={})
-    assert load(write(vocabulary)).encode("") == ([1] if adds else [])
+    assert load_vocabulary(write_here(vocabulary)).encode("") == ([1] if adds else [])
     spm = replace(sentencepiece_metadata(trained_sentencepiece()), flags={}, ids={})
-    assert load(write(spm)).encode("") == [1]
+    assert load_vocabulary(write_here(spm)).encode("") == [1]
 
 
-def test_ends_are_ids_whatever_their_tokens_are_called(write: Write) -> None:
+def test_ends_are_ids_whatever_their_tokens_are_called(write_here: Write) -> None:
     """`$A` and `x:1` would mean something else to a template of the library."""
     for name in ("$A", "x:1", "$B:0", "bos", "eos"):
         vocabulary = byte_level_metadata(trained_byte_level("gpt-2"), "gpt-2")
         vocabulary.tokens[1], vocabulary.flags = name, {"add_bos_token": True, "add_eos_token": True}
-        assert load(write(vocabulary)).encode("hi")[0] == 1
+        assert load_vocabulary(write_here(vocabulary)).encode("hi")[0] == 1
 
 
 def test_the_default_pre_tokenizer_cuts_as_llama_cpp_does() -> None:
@@ -224,8 +212,8 @@ def test_the_default_pre_tokenizer_cuts_as_llama_cpp_does() -> None:
 
 
 @pytest.mark.parametrize("pre", ["unheard-of", "gpt-4o", "chatglm-bpe", "Qwen2", None])
-def test_unknown_pre_tokenizers_are_refused_by_name(write: Write, pre: str | None) -> None:
+def test_unknown_pre_tokenizers_are_refused_by_name(write_here: Write, pre: str | None) -> None:
     vocabulary = replace(byte_level_metadata(trained_byte_level("gpt-2"), "gpt-2"), pre=pre)
     with pytest.raises(ModelLoadError, match=r"pre-tokenizer.*allowed: .*qwen2") as caught:
-        load(write(vocabulary))
+        load_vocabulary(write_here(vocabulary))
     assert pre is None or repr(pre) in str(caught.value)

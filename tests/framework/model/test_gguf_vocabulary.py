@@ -12,28 +12,14 @@ import pytest
 from gguf_files import BYTE, CONTROL, UNKNOWN, TinyVocabulary
 from gguf_tokenizers import (
     byte_level_metadata,
+    load_vocabulary,
     sentencepiece_metadata,
     trained_byte_level,
     trained_sentencepiece,
-    write_vocabulary,
 )
 from tokenyard.errors import ModelLoadError
-from tokenyard.model.gguf_reader import read_gguf
-from tokenyard.model.gguf_tokenizer import tokenizer_from_gguf
-from tokenyard.model.tokenizer import Tokenizer
 
 Write = Callable[[TinyVocabulary], Path]
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    """Writes a file that has a vocabulary and an embedding only."""
-    return lambda vocabulary: write_vocabulary(tmp_path / "vocabulary.gguf", vocabulary)
-
-
-def load(path: Path) -> Tokenizer:
-    backend, config = tokenizer_from_gguf(read_gguf(path))
-    return Tokenizer(backend, config, None)
 
 
 BROKEN: dict[str, tuple[Callable[[TinyVocabulary], TinyVocabulary], str]] = {
@@ -65,32 +51,32 @@ SENTENCEPIECE_BROKEN: dict[str, tuple[Callable[[TinyVocabulary], TinyVocabulary]
 
 @pytest.mark.parametrize("name", BROKEN)
 @pytest.mark.parametrize("model", ["gpt2", "llama"])
-def test_c2_a_vocabulary_that_does_not_hold_is_one_clear_error(write: Write, model: str, name: str) -> None:
+def test_c2_a_vocabulary_that_does_not_hold_is_one_clear_error(write_here: Write, model: str, name: str) -> None:
     break_it, words = BROKEN[name]
     vocabulary = (
         byte_level_metadata(trained_byte_level("gpt-2"), "gpt-2")
         if model == "gpt2"
         else sentencepiece_metadata(trained_sentencepiece())
     )
-    path = write(break_it(vocabulary))
+    path = write_here(break_it(vocabulary))
     with pytest.raises(ModelLoadError, match=words) as caught:
-        load(path)
+        load_vocabulary(path)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400 + len(str(path))
 
 
 @pytest.mark.parametrize("name", SENTENCEPIECE_BROKEN)
-def test_c2_a_sentencepiece_vocabulary_that_does_not_hold_is_one_clear_error(write: Write, name: str) -> None:
+def test_c2_a_sentencepiece_vocabulary_that_does_not_hold_is_one_clear_error(write_here: Write, name: str) -> None:
     break_it, words = SENTENCEPIECE_BROKEN[name]
     with pytest.raises(ModelLoadError, match=words):
-        load(write(break_it(sentencepiece_metadata(trained_sentencepiece()))))
+        load_vocabulary(write_here(break_it(sentencepiece_metadata(trained_sentencepiece()))))
 
 
-def test_c2_a_token_that_is_not_utf_8_is_refused(write: Write) -> None:
-    path = write(byte_level_metadata(trained_byte_level("gpt-2"), "gpt-2"))
+def test_c2_a_token_that_is_not_utf_8_is_refused(write_here: Write) -> None:
+    path = write_here(byte_level_metadata(trained_byte_level("gpt-2"), "gpt-2"))
     path.write_bytes(path.read_bytes().replace(b"<think>", b"<th\xffnk>"))
     with pytest.raises(ModelLoadError, match="not UTF-8"):
-        load(path)
+        load_vocabulary(path)
 
 
 @pytest.mark.parametrize(
@@ -120,20 +106,20 @@ def test_c2_a_key_of_a_wrong_type_is_named(tmp_path: Path, key: str, value: int 
     writer.write_kv_data_to_file()
     writer.close()
     with pytest.raises(ModelLoadError, match=key):
-        load(tmp_path / "wrong.gguf")
+        load_vocabulary(tmp_path / "wrong.gguf")
 
 
-def test_c1_a_small_file_cannot_imply_a_large_table_of_merges(write: Write) -> None:
+def test_c1_a_small_file_cannot_imply_a_large_table_of_merges(write_here: Write) -> None:
     """All runs of one letter: a cut at every place of each makes two tokens, half a million merges of long strings."""
     runs = ["a" * length for length in range(1, 1025)]
     vocabulary = TinyVocabulary(
         model="llama", tokens=["<unk>", "<s>", "</s>", *runs], pre=None, types=[UNKNOWN, CONTROL, CONTROL, *[1] * 1024]
     )
-    path = write(vocabulary)
+    path = write_here(vocabulary)
     tracemalloc.start()
     try:
         with pytest.raises(ModelLoadError, match="implies more than"):
-            load(path)
+            load_vocabulary(path)
         assert tracemalloc.get_traced_memory()[1] < 64 * 2**20
     finally:
         tracemalloc.stop()

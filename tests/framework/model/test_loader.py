@@ -12,24 +12,16 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 import transformers
+from lone_logits import logits_of
 from safetensors.torch import load_file, save_file
 from tokenyard.errors import ModelLoadError
 from tokenyard.model.files import resolve_model
 from tokenyard.model.loader import decoder_choice, load_model
-from tokenyard.model.self_check import PackedReference, Part
 
 if TYPE_CHECKING:
-    from tokenyard.model.causal_lm import CausalLM
+    pass
 
 CPU = torch.device("cpu")
-
-
-@torch.inference_mode()
-def logits_of(model: CausalLM, tokens: torch.Tensor) -> torch.Tensor:
-    attention = PackedReference(model.shape.layers)
-    attention.begin_step([Part(0, 0, len(tokens))])
-    positions = torch.arange(len(tokens))
-    return model.forward(tokens, positions, positions, attention)  # type: ignore[arg-type]
 
 
 def test_a_llama_folder_gets_the_fast_decoder_and_transformers_logits(tiny_llama_dir: Path) -> None:

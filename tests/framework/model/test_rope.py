@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rope_scalings import LLAMA3, SCALINGS
 from tokenyard.errors import ModelLoadError
 from tokenyard.model.decoder_config import fast_decoder_reasons, parse_decoder_config
 from tokenyard.model.files import ModelFiles
@@ -30,18 +31,6 @@ BASE: dict[str, object] = {
     "num_attention_heads": 4,
     "head_dim": HEAD_DIM,
     "max_position_embeddings": ORIGINAL,
-}
-LLAMA3: dict[str, object] = {
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-SCALINGS: dict[str, dict[str, object]] = {
-    "linear": {"factor": 2.0},
-    "llama3": LLAMA3,
-    "yarn": {"factor": 4.0, "original_max_position_embeddings": 32},
-    "dynamic": {"factor": 2.0},
 }
 
 
