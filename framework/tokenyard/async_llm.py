@@ -8,25 +8,23 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from tokenyard.engine.async_client import AsyncClient
 from tokenyard.engine.engine_thread import EngineThread
 from tokenyard.errors import ValidationError
-from tokenyard.front_end import ChatOptions, FrontEnd, check_content_format, load_config, read_config, start_engine
-from tokenyard.launch.llm_arguments import refuse_call_arguments, refused_method
+from tokenyard.front_end import ChatOptions, FrontEnd, check_content_format, start_engine
+from tokenyard.language_model import LanguageModel
+from tokenyard.launch.llm_arguments import refuse_call_arguments
 from tokenyard.metrics import Metric, metrics_of
 from tokenyard.sampling_checks import short
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
     from tokenyard.call_arguments import Conversation
     from tokenyard.catalogue import Catalogue
     from tokenyard.config import EngineConfig
     from tokenyard.engine.input_processor import Prompt, TokenizedPrompt
     from tokenyard.launch.assemble import RunningEngine
-    from tokenyard.model.tokenizer import Tokenizer
     from tokenyard.outputs import RequestOutput
     from tokenyard.sampling_params import SamplingParams
     from tokenyard.scheduling_hints import SchedulingHints
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
 _MAX_ID = 256  # characters
 
 
-class AsyncLLM:
+class AsyncLLM(LanguageModel):
     """A model with an engine in a thread of its own; made with the arguments of LLM.
 
         async with AsyncLLM("smollm2-135m") as llm:
@@ -45,6 +43,8 @@ class AsyncLLM:
     ends the request within a step. Making one blocks until the model is loaded.
     """
 
+    _generates_with = "generate, chat and abort"
+
     def __init__(
         self,
         model: str | Path | None = None,
@@ -53,20 +53,7 @@ class AsyncLLM:
         overrides: Sequence[str] | None = None,
         **arguments: object,
     ) -> None:
-        config, catalogue = load_config(model, arguments, overrides)
-        self._start(config, catalogue, hf_token)
-
-    @classmethod
-    def from_config(cls, config: DictConfig | Mapping[str, object] | Sequence[str]) -> AsyncLLM:
-        """From a composed Hydra config (a `@hydra.main` script's own), or a list of override strings."""
-        return cls.from_parts(*read_config(config))
-
-    @classmethod
-    def from_parts(cls, config: EngineConfig, catalogue: Catalogue) -> AsyncLLM:
-        """From a config that was converted and checked already."""
-        llm = cls.__new__(cls)
-        llm._start(config, catalogue)
-        return llm
+        self._start_with(model, arguments, overrides, hf_token)
 
     def generate(
         self,
@@ -128,14 +115,6 @@ class AsyncLLM:
         """End the requests of this label; their streams end with finish reason `abort`. Unknown ones are ignored."""
         self._client.abort([request_id] if isinstance(request_id, str) else request_id)
 
-    def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
-        return self._front.tokenizer
-
-    def get_default_sampling_params(self) -> SamplingParams:
-        """What `sampling_params=None` stands for: the defaults, changed by the model's generation_config."""
-        return self._front.default_sampling_params()
-
     async def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False while requests hold blocks."""
         return await asyncio.to_thread(self._thread.call, lambda core: core.reset_prefix_cache())
@@ -155,10 +134,6 @@ class AsyncLLM:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await asyncio.to_thread(self.shutdown)
-
-    def __getattr__(self, name: str) -> Callable[..., NoReturn]:
-        """vLLM's other methods: calling one says that it is not there, which AttributeError would leave in doubt."""
-        return refused_method(name, "AsyncLLM", "generate, chat and abort")
 
     async def _stream(
         self,

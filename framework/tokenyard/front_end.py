@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from tokenyard.call_arguments import as_overrides, one_each, params_for, priorities_for
+from tokenyard.call_arguments import one_each, params_for, priorities_for
 from tokenyard.engine.input_processor import InputProcessor, TokenizedPrompt
 from tokenyard.errors import UnsupportedError, UserError, ValidationError
 from tokenyard.launch.assemble import build_engine
-from tokenyard.launch.compose import load_engine_config, load_engine_config_from
-from tokenyard.launch.llm_arguments import llm_overrides
 from tokenyard.model.eos import eos_token_ids
 from tokenyard.model.rope_config import max_prompt_len
 from tokenyard.model.tokenizer import load_tokenizer
@@ -20,10 +18,6 @@ from tokenyard.sampling_params import SamplingParams, default_sampling_params, l
 from tokenyard.scheduling_hints import SchedulingHints, read_hints
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from omegaconf import DictConfig
-
     from tokenyard.call_arguments import Conversation
     from tokenyard.catalogue import Catalogue
     from tokenyard.config import EngineConfig
@@ -143,22 +137,6 @@ def check_content_format(value: str) -> None:
             parameter="chat_template_content_format",
             value=value,
         )
-
-
-def load_config(
-    model: str | Path | None, arguments: Mapping[str, object], overrides: Sequence[str] | None
-) -> tuple[EngineConfig, Catalogue]:
-    """From the arguments of `LLM(...)` or `AsyncLLM(...)`."""
-    return load_engine_config([*llm_overrides(model, arguments), *as_overrides(overrides)])
-
-
-def read_config(config: DictConfig | Mapping[str, object] | Sequence[str]) -> tuple[EngineConfig, Catalogue]:
-    """From a composed Hydra config (a `@hydra.main` script's own), or a list of override strings."""
-    if isinstance(config, str | list | tuple):
-        return load_engine_config(as_overrides(config))
-    if not isinstance(config, Mapping) and not hasattr(config, "items"):
-        raise UserError(f"from_config takes a config, a dict or a list of overrides; got {config!r}")
-    return load_engine_config_from(cast("DictConfig | Mapping[str, object]", config))
 
 
 def start_engine(config: EngineConfig, catalogue: Catalogue, hub_token: str | bool | None = None) -> RunningEngine:

@@ -7,14 +7,15 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from tokenyard.call_arguments import as_conversations, as_prompts
 from tokenyard.engine.client import InprocClient
 from tokenyard.engine.output_processor import OutputProcessor, Update
 from tokenyard.errors import UnsupportedError
-from tokenyard.front_end import ChatOptions, FrontEnd, check_content_format, load_config, read_config, start_engine
-from tokenyard.launch.llm_arguments import refuse_call_arguments, refused_method
+from tokenyard.front_end import ChatOptions, FrontEnd, check_content_format, start_engine
+from tokenyard.language_model import LanguageModel
+from tokenyard.launch.llm_arguments import refuse_call_arguments
 from tokenyard.metrics import Metric, metrics_of
 from tokenyard.outputs import RequestOutput
 from tokenyard.progress import ProgressBarFactory, request_progress
@@ -23,22 +24,19 @@ from tokenyard.sampling_params import RequestOutputKind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from omegaconf import DictConfig
-
     from tokenyard.call_arguments import Conversation
     from tokenyard.catalogue import Catalogue
     from tokenyard.config import EngineConfig
     from tokenyard.engine.input_processor import Prompt, TokenizedPrompt
     from tokenyard.front_end import Batch
     from tokenyard.launch.assemble import RunningEngine
-    from tokenyard.model.tokenizer import Tokenizer
     from tokenyard.sampling_params import SamplingParams
     from tokenyard.scheduling_hints import SchedulingHints
 
 Scheduling: TypeAlias = "Mapping[str, object] | SchedulingHints | Sequence[Mapping[str, object] | None] | None"
 
 
-class LLM:
+class LLM(LanguageModel):
     """A model with an engine of its own, in this process.
 
     `LLM("smollm2-135m", dtype="float32", max_model_len=2048, scheduler="fcfs", attention="torch_native",
@@ -48,6 +46,8 @@ class LLM:
 
     Use it as a context manager, or call `shutdown` to give the memory back.
     """
+
+    _generates_with = "generate, chat, enqueue and wait_for_completion"
 
     def __init__(
         self,
@@ -88,20 +88,7 @@ class LLM:
             "revision": revision,
             **others,
         }
-        config, catalogue = load_config(model, arguments, overrides)
-        self._start(config, catalogue, hf_token)  # a secret: no override, which would be printed with the config
-
-    @classmethod
-    def from_config(cls, config: DictConfig | Mapping[str, object] | Sequence[str]) -> LLM:
-        """From a composed Hydra config (a `@hydra.main` script's own), or a list of override strings."""
-        return cls.from_parts(*read_config(config))
-
-    @classmethod
-    def from_parts(cls, config: EngineConfig, catalogue: Catalogue) -> LLM:
-        """From a config that was converted and checked already."""
-        llm = cls.__new__(cls)
-        llm._start(config, catalogue)
-        return llm
+        self._start_with(model, arguments, overrides, hf_token)
 
     def generate(
         self,
@@ -205,14 +192,6 @@ class LLM:
             self._enqueued.clear()
             return outputs
 
-    def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer: Tokenyard's own, with encode, decode, apply_chat_template and token_to_id."""
-        return self._front.tokenizer
-
-    def get_default_sampling_params(self) -> SamplingParams:
-        """What `sampling_params=None` stands for: the defaults, changed by the model's generation_config."""
-        return self._front.default_sampling_params()
-
     def get_world_size(self) -> int:
         """How many processes share the model."""
         return 1
@@ -271,10 +250,6 @@ class LLM:
     def engine(self) -> RunningEngine:
         """The parts that run."""
         return self._front.engine
-
-    def __getattr__(self, name: str) -> Callable[..., NoReturn]:
-        """vLLM's other methods: calling one says that it is not there, which AttributeError would leave in doubt."""
-        return refused_method(name, "LLM", "generate, chat, enqueue and wait_for_completion")
 
     def _start(self, config: EngineConfig, catalogue: Catalogue, hub_token: str | bool | None = None) -> None:
         engine = start_engine(config, catalogue, hub_token)

@@ -14,6 +14,7 @@ from tokenyard.async_llm import AsyncLLM
 from tokenyard.descriptors import Descriptor
 from tokenyard.engine_outputs import SchedulerStats
 from tokenyard.errors import TokenyardError
+from tokenyard.language_model import LanguageModel
 from tokenyard.launch.llm_arguments import _COMPONENTS, _KEYS, _NEUTRAL
 from tokenyard.launch.schema import GROUPS
 from tokenyard.llm import LLM
@@ -89,12 +90,17 @@ def llm_neutral_arguments() -> str:
 
 def llm_methods() -> str:
     """The methods for users of LLM."""
-    return joined(method(row) for row in methods_of(LLM) if row.name not in _COMMAND_LINE_ONLY)
+    return joined(_methods(LLM))
 
 
 def async_llm() -> str:
     """AsyncLLM and its methods."""
-    return joined([doc_of(AsyncLLM), *(method(row) for row in methods_of(AsyncLLM) if row.name != "from_parts")])
+    return joined([doc_of(AsyncLLM), *_methods(AsyncLLM)])
+
+
+def _methods(owner: type[LanguageModel]) -> Iterator[str]:
+    rows = [*methods_of(LanguageModel, owner), *methods_of(owner)]
+    return (method(row) for row in rows if row.name not in _COMMAND_LINE_ONLY)
 
 
 def sampling_params() -> str:

@@ -130,11 +130,11 @@ def members_of(owner: type) -> list[tuple[str, str]]:
     ]
 
 
-def methods_of(owner: type) -> list[MethodDoc]:
-    """The public methods that the class itself defines."""
+def methods_of(owner: type, user: type | None = None) -> list[MethodDoc]:
+    """The public methods that the class itself defines; class methods are called on `user`, a class made of it."""
     module, node = class_node(owner)
     return [
-        MethodDoc(item.name, _called_on(owner, item) + _signature(module, item), ast.get_docstring(item) or "")
+        MethodDoc(item.name, _called_on(user or owner, item) + _signature(module, item), ast.get_docstring(item) or "")
         for item in node.body
         if isinstance(item, _FUNCTIONS) and not item.name.startswith("_") and not _is_property(item)
     ]

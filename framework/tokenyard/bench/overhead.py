@@ -12,12 +12,11 @@ from tokenyard.bench.instrument import Instrument
 from tokenyard.bench.report import machine
 from tokenyard.bench.timers import Stopwatch, Tally, seconds_per_call
 from tokenyard.engine.client import InprocClient
-from tokenyard.engine.input_processor import InputProcessor, TokenizedPrompt
+from tokenyard.engine.input_processor import TokenizedPrompt
 from tokenyard.engine.output_processor import OutputProcessor, Update
 from tokenyard.errors import CapacityError
+from tokenyard.front_end import FrontEnd
 from tokenyard.launch.assemble import build_engine
-from tokenyard.model.eos import eos_token_ids
-from tokenyard.model.tokenizer import load_tokenizer
 from tokenyard.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -83,16 +82,10 @@ def run_overhead_bench(settings: OverheadBench, config: EngineConfig, catalogue:
 def _decode(
     settings: OverheadBench, config: EngineConfig, engine: RunningEngine, instrument: Instrument, window: _Window
 ) -> None:
-    tokenizer = load_tokenizer(engine.files)
-    outputs = OutputProcessor(tokenizer)
+    front = FrontEnd(config, engine)
+    outputs = OutputProcessor(front.tokenizer)
     instrument.time_calls(outputs, "front_end", ("process",))
-    inputs = InputProcessor(
-        tokenizer=tokenizer,
-        max_model_len=engine.max_model_len,
-        vocab_size=engine.report.vocab_size,
-        eos_token_ids=eos_token_ids(engine.files, tokenizer),
-    )
-    client = InprocClient(engine=engine.core, clock=engine.clock, inputs=inputs, outputs=outputs)
+    client = InprocClient(engine=engine.core, clock=engine.clock, inputs=front.inputs, outputs=outputs)
 
     def on_update(request_ids: Sequence[str], update: Update) -> None:
         if window.step(update):
