@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 from tokenyard.errors import UserError, ValidationError
-from tokenyard.sampling_checks import short
+from tokenyard.sampling_checks import num_items, short
 from tokenyard.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
             parameter="prompts",
             value=prompts,
         )
-    if prompts and all(isinstance(item, int) for item in prompts):
+    if num_items(prompts) and isinstance(prompts[0], int):  # whether all are is looked at where prompts are
         return [cast("Sequence[int]", prompts)]
     return [cast("Prompt", prompt) for prompt in prompts]
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from enum import Enum
 from typing import TypeAlias
 
@@ -23,6 +24,7 @@ _TOKEN_ID = re.compile(r"\d{1,10}", re.ASCII)
 _IDS_IN_WORDS = "token ids, which are integers of at least 0"
 MAX_TOKEN_ID = 2**31 - 1  # ids are 32-bit numbers everywhere
 MAX_BIAS = 100.0
+MAX_LISTED = 2**20  # ids that a list is looked through for, repeated ones included
 
 
 def short(value: object) -> str:
@@ -39,6 +41,17 @@ def invalid(parameter: str, value: object, allowed: str) -> ValidationError:
     return ValidationError(
         f"{parameter}={short(value)} is not valid: it must be {allowed}", parameter=parameter, value=value
     )
+
+
+def num_items(value: Sized) -> int:
+    """How many items something has, without a look at them; what is too many to be told is `sys.maxsize`.
+
+    Before a walk over what a user gives: `range(10**12)` is a sequence too.
+    """
+    try:
+        return len(value)
+    except OverflowError:
+        return sys.maxsize
 
 
 def is_number(value: object) -> bool:
@@ -120,7 +133,7 @@ def strings(most: int, longest: int, *, none: tuple[str, ...] | None = ()) -> Ch
         given: object = () if value is None else (value,) if isinstance(value, str) else value
         if not isinstance(given, Sequence) or isinstance(given, bytes | bytearray | memoryview):
             raise invalid(parameter, value, allowed)
-        _check_count(parameter, len(given), most, "strings")
+        _check_count(parameter, num_items(given), most, "strings")
         for one in given:
             if not isinstance(one, str) or not one:
                 raise invalid(parameter, value, allowed)
@@ -143,6 +156,7 @@ def token_ids(most: int, *, empty: bool = True) -> Check:
         given: object = () if value is None and empty else value
         if not isinstance(given, Sequence) or isinstance(given, str | bytes | bytearray | memoryview):
             raise invalid(parameter, value, allowed)
+        _check_count(parameter, num_items(given), MAX_LISTED, "token ids")
         if bad := [one for one in given if not is_int(one) or not 0 <= one <= MAX_TOKEN_ID]:
             raise invalid(parameter, value, f"{allowed}, without {listed(bad)}")
         unique = tuple(dict.fromkeys(given))

@@ -252,3 +252,18 @@ def test_b12_an_architecture_that_nobody_knows_is_one_clear_error(tmp_path: Path
             LLM(folder)
         assert "\n" not in str(caught.value)
         assert changes["architectures"][0] in str(caught.value) or "os_system" in str(caught.value)
+
+
+def test_sequences_of_any_length_are_refused_by_their_length(llm: LLM) -> None:
+    for prompts in (range(10**12), [range(10**12)], [range(10**30)], {"prompt_token_ids": range(10**12)}):
+        with pytest.raises(ValidationError, match=r"the prompt has \d+ tokens"):
+            llm.generate(prompts, GREEDY, use_tqdm=False)
+    for field in ("stop_token_ids", "allowed_token_ids", "stop", "bad_words"):
+        with pytest.raises(ValidationError, match=rf"{field} has \d+ (token ids|strings); at most"):
+            SamplingParams(**{field: range(10**12)})
+
+
+def test_with_overlap_no_step_is_left_in_flight_when_the_last_request_has_ended(tiny_llama_dir: Path) -> None:
+    with LLM(tiny_llama_dir, dtype="float32", max_model_len=128, engine="overlap", overrides=OVERRIDES) as overlapping:
+        overlapping.generate(["hi", "he"], [GREEDY, dataclasses.replace(GREEDY, max_tokens=9)], use_tqdm=False)
+        assert not overlapping.engine.core.has_requests()

@@ -14,7 +14,7 @@ import torch
 import tokenyard
 from tokenyard.bench.report import machine
 from tokenyard.bench.token_times import TokenTimes
-from tokenyard.bench.workload import WARM_UP, Shape, prompts
+from tokenyard.bench.workload import Shape, prompts, warm_up
 from tokenyard.errors import CapacityError, TokenyardError
 from tokenyard.llm import LLM
 from tokenyard.sampling_params import SamplingParams
@@ -57,13 +57,14 @@ def run_throughput_bench(
     shapes, around = settings.parsed, machine()
     with LLM.from_parts(config, catalogue) as llm:
         _check_lengths(llm, shapes)
-        _generate(llm, WARM_UP, settings.seed)
+        first = warm_up(llm.model_config.max_model_len)
+        _generate(llm, first, settings.seed)
         runs: dict[Shape, list[_Run]] = {shape: [] for shape in shapes}
         for number in range(settings.num_rounds):
             for shape in shapes:
                 logger.info("round %d of %d: %s", number + 1, settings.num_rounds, shape)
                 runs[shape].append(_generate(llm, shape, settings.seed))
-        facts = {**_facts(llm, config), "warm_up": str(WARM_UP), **around}
+        facts = {**_facts(llm, config), "warm_up": str(first), **around}
     return [{"benchmark": "throughput", **_rates(shape, runs[shape]), **facts} for shape in shapes]
 
 

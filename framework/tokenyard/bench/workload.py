@@ -28,6 +28,12 @@ WARM_UP = Shape(1, 8, 4)
 """What an engine runs untimed before it is measured."""
 
 
+def warm_up(max_model_len: int) -> Shape:
+    """As much of `WARM_UP` as a request of this model can have."""
+    output_len = min(WARM_UP.output_len, max_model_len - 1)
+    return Shape(1, min(WARM_UP.input_len, max_model_len - output_len), output_len)
+
+
 def parse_shape(text: object) -> Shape:
     """`8x128+64`: eight requests of 128 prompt tokens and 64 output tokens."""
     match = _SHAPE.fullmatch(text) if isinstance(text, str) else None

@@ -13,7 +13,7 @@ from tokenyard.config import DEFAULT_MAX_LOGPROBS
 from tokenyard.engine.bad_words import BadWords
 from tokenyard.errors import ValidationError, did_you_mean
 from tokenyard.request import EngineCoreRequest, SchedulingHints
-from tokenyard.sampling_checks import short
+from tokenyard.sampling_checks import num_items, short
 from tokenyard.vocabulary_checks import check_ids, check_params
 
 if TYPE_CHECKING:
@@ -90,15 +90,20 @@ class InputProcessor:
                 prompt, self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens), salt
             )
         else:
+            self._check_length(num_items(_as_sequence(prompt)))  # before a look at each of them
             tokenized = TokenizedPrompt(None, _token_ids(prompt), salt)
         self.check(tokenized)
         return tokenized
 
     def check(self, prompt: TokenizedPrompt) -> None:
         """The limits that hold for every prompt, however it was made."""
-        count, most = len(prompt.token_ids), self._max_model_len
-        if count == 0:
+        if not prompt.token_ids:
             raise ValidationError("the prompt is empty; give at least one token", parameter="prompt", value=prompt.text)
+        self._check_length(len(prompt.token_ids))
+        check_ids("prompt_token_ids", "prompt token id", prompt.token_ids, self._vocab_size)
+
+    def _check_length(self, count: int) -> None:
+        most = self._max_model_len
         if count >= most:
             raise ValidationError(
                 f"the prompt has {count} tokens; model.max_model_len={most} covers prompt and output, so at most "
@@ -113,7 +118,6 @@ class InputProcessor:
                 parameter="prompt",
                 value=count,
             )
-        check_ids("prompt_token_ids", "prompt token id", prompt.token_ids, self._vocab_size)
 
     def make_requests(
         self,
@@ -224,13 +228,17 @@ def _opened(prompt: Mapping[str, object]) -> tuple[str | Sequence[int], str | No
     )
 
 
-def _token_ids(prompt: object) -> list[int]:
+def _as_sequence(prompt: object) -> Sequence[object]:
     if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
         raise ValidationError(
             f"a prompt is text, a list of token ids, or a dict with one of them; got {type(prompt).__name__}",
             parameter="prompt",
             value=prompt,
         )
+    return prompt
+
+
+def _token_ids(prompt: Sequence[int]) -> list[int]:
     for token_id in prompt:
         if not isinstance(token_id, int) or isinstance(token_id, bool):
             raise ValidationError(

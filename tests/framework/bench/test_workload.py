@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenyard.bench.generation import percentile
-from tokenyard.bench.workload import Shape, parse_shape, prompts
+from tokenyard.bench.workload import WARM_UP, Shape, parse_shape, prompts, warm_up
 from tokenyard.errors import ConfigError
 
 
@@ -56,3 +56,10 @@ def test_a_percentile_is_a_value_that_so_many_do_not_exceed(values: list[float],
 
 def test_the_median_of_odd_counts_is_the_50th_percentile() -> None:
     assert percentile([3.0, 1.0, 2.0], 50) == statistics.median([3.0, 1.0, 2.0])
+
+
+@given(st.integers(2, 40))
+def test_the_warm_up_is_as_much_as_a_request_can_have(max_model_len: int) -> None:
+    shape = warm_up(max_model_len)
+    assert min(shape.num_requests, shape.input_len, shape.output_len) >= 1
+    assert shape.input_len + shape.output_len == min(max_model_len, WARM_UP.input_len + WARM_UP.output_len)

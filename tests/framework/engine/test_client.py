@@ -236,3 +236,14 @@ def test_streams_of_submitted_requests_get_each_token_once() -> None:
 
     client.run([request_id], gather)
     assert texts == ["aaaa", "aaaa"]
+
+
+def test_a_request_that_is_discarded_takes_nothing_from_the_others() -> None:
+    engine = LetterEngine()
+    client, _ = make_client(engine)
+    first, second = submit(client, SamplingParams(max_tokens=3), SamplingParams(max_tokens=4))
+    client.discard([first])
+    assert (engine.num_steps, engine.ended) == (0, [(first, FinishReason.ABORT)])
+    client.run([second], pass_over)
+    assert client.take(second).outputs[0].text == "aaaa"
+    client.discard([second, "unknown"])

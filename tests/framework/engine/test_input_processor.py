@@ -328,3 +328,9 @@ def test_hints_and_priority_reach_the_engine_with_the_deadline_on_its_clock() ->
         assert request.metadata == {"weight": 3.0}
     (plain,) = INPUTS.make_requests("7", prompt, SamplingParams(), 100.0)
     assert (plain.deadline, plain.client_id, plain.service_level, plain.metadata) == (None, None, None, {})
+
+
+@pytest.mark.parametrize("length", [100, 10**12, 10**30])
+def test_a_prompt_that_is_too_long_is_refused_by_its_length_without_a_look_at_its_tokens(length: int) -> None:
+    with pytest.raises(ValidationError, match=r"the prompt has \d+ tokens"):
+        INPUTS.tokenize(range(length))

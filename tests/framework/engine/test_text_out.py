@@ -397,3 +397,14 @@ def test_a_failed_request_carries_its_error() -> None:
     processor.process(outputs("", [FinishedRequest(request_id="a", reason=FinishReason.ERROR, error="why")]), now=1.0)
     output = processor.pop("a")
     assert (output.outputs[0].finish_reason, output.error) == ("error", "why")
+
+
+def test_a_request_that_fails_is_told_as_failed_though_its_last_text_completes_a_stop_string() -> None:
+    ids = TOKENIZER.encode("a😀")[:-1]
+    failed = [FinishedRequest(request_id="a", reason=FinishReason.ERROR, error="why")]
+    completion = run(make(stop="\ufffd"), ids, failed)
+    assert (completion.finish_reason, completion.stop_reason) == ("error", None)
+    assert (
+        run(make(stop="\ufffd"), ids, [FinishedRequest(request_id="a", reason=FinishReason.LENGTH)]).finish_reason
+        == "stop"
+    )

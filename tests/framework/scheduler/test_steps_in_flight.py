@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 
 import pytest
-from scripted_engine import ScriptedEngine
+from scripted_engine import EOS, ScriptedEngine
 from tokenyard.errors import PluginError
 from tokenyard.interfaces import (
     Allocation,
@@ -378,4 +378,17 @@ def test_a_slot_keeps_no_stop_tokens_of_its_last_owner() -> None:
     assert "goes on" not in engine.ended
     engine.run()
     assert len(engine.tokens["goes on"]) == 9
+    engine.check_idle()
+
+
+@pytest.mark.parametrize(
+    ("sampled", "kept"), [([11, EOS], [11, EOS]), ([EOS, 11], [EOS, 11]), ([11, EOS, 12], [11, EOS])]
+)
+def test_of_several_tokens_the_min_tokens_th_is_the_first_that_may_stop(sampled: list[int], kept: list[int]) -> None:
+    engine = ScriptedEngine()
+    engine.add("a", 6, max_tokens=9, min_tokens=2)
+    engine.step({"a": sampled})
+    assert engine.tokens["a"] == kept
+    assert ("a" in engine.ended) is (kept[-1] == EOS)
+    engine.run()
     engine.check_idle()

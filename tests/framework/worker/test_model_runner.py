@@ -269,3 +269,24 @@ def test_damage_that_shows_in_a_prompt_ends_that_request_before_it_samples(windo
     assert [(chunk.request_id, chunk.start, len(chunk.logprobs.rows)) for chunk in result.prompt_logprobs] == [
         ("r1", 5, 4)
     ]
+
+
+def test_a_request_in_the_slot_of_an_ended_one_is_sampled_by_its_own_parameters(
+    window_model: Callable[[str], Path],
+) -> None:
+    loop = Loop(window_model("mistral"), 4)
+    prompt = prompt_of(6, 1)
+    loop.add(prompt)
+    loop.step({0: 6})
+    loop.step({0: 1})  # the columns of a steady batch are made
+    loop.tokens[0], loop.computed[0] = list(prompt), 0
+    loop.waiting[0] = RequestStart(
+        request_id="next",
+        slot=Slot(0, 2),
+        token_ids=np.array(prompt, dtype=np.int32),
+        num_prompt_tokens=len(prompt),
+        num_computed_tokens=0,
+        block_ids=tuple(np.array(table, dtype=np.int32) for table in loop.tables[0]),
+        params=SamplingParams(temperature=0, allowed_token_ids=[5]),
+    )
+    assert loop.step({0: 6}).token_ids.tolist() == [5]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 
 import numpy as np
@@ -95,3 +96,9 @@ def test_a_sum_that_is_never_exceeded_is_nowhere() -> None:
 def test_weights_that_are_no_numbers_give_some_token_of_the_vocabulary() -> None:
     for weight in (float("nan"), 0.0):
         assert pick(torch.full((1, 300), weight), torch.tensor([0.5], dtype=torch.float64)).item() in range(300)
+
+
+def test_what_a_draw_can_see_is_not_rounded_away() -> None:
+    """The grid of probabilities is 2**-52: a token of probability 2**-50 keeps it."""
+    found = softmax_(torch.tensor([[0.0, -50 * math.log(2)]]))
+    assert found[0, 1] == pytest.approx(2.0**-50, rel=0.3)

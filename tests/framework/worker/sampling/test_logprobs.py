@@ -95,3 +95,8 @@ def test_e16_only_rows_that_ask_have_some() -> None:
     assert found.logprobs.rows.tolist() == [1, 3, 4]
     assert [(row >= 0).sum() for row in found.logprobs.token_ids] == [1, 3, 4]
     assert sample([Row(logits=[0.0, 1.0], params=SamplingParams())]).logprobs is None
+
+
+def test_smp_14_an_infinite_logit_is_the_most_likely_token() -> None:
+    found = token_logprobs(torch.tensor([[0.0, torch.inf, 1.0]]), torch.tensor([1]), [0])
+    assert found.sampled_ranks.tolist() == [1]
