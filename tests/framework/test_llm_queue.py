@@ -265,5 +265,9 @@ def test_sequences_of_any_length_are_refused_by_their_length(llm: LLM) -> None:
 
 def test_with_overlap_no_step_is_left_in_flight_when_the_last_request_has_ended(tiny_llama_dir: Path) -> None:
     with LLM(tiny_llama_dir, dtype="float32", max_model_len=128, engine="overlap", overrides=OVERRIDES) as overlapping:
-        overlapping.generate(["hi", "he"], [GREEDY, dataclasses.replace(GREEDY, max_tokens=9)], use_tqdm=False)
+        long = dataclasses.replace(GREEDY, max_tokens=50)
+        (whole,) = overlapping.generate("hi", long, use_tqdm=False)
+        stops = dataclasses.replace(long, stop=[whole.outputs[0].text[3:6]])  # seen when the next step runs already
+        (output,) = overlapping.generate("hi", stops, use_tqdm=False)
+        assert output.outputs[0].finish_reason == "stop"
         assert not overlapping.engine.core.has_requests()
