@@ -26,7 +26,7 @@ SIZES: dict[str, object] = {
 }
 SLIDING: dict[str, object] = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
 RECURRENT = "it keeps a recurrent state, which a K/V cache cannot hold"
-NO_INTERFACE = "it does not use transformers' attention interface"
+NO_INTERFACE = "transformers does not declare that it uses the attention interface"
 ENCODER = "it is an encoder-decoder"
 
 

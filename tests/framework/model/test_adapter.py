@@ -132,9 +132,9 @@ def test_half_precision_passes_the_self_check(dtype: torch.dtype, make_model: Ma
 
 
 REFUSED: dict[str, tuple[dict[str, object], str]] = {
-    "bloom": ({"n_head": 4, "n_layer": 3}, "does not use transformers' attention interface"),
-    "mpt": ({"d_model": 32, "n_heads": 4, "n_layers": 3}, "does not use transformers' attention interface"),
-    "falcon": ({"num_kv_heads": 2}, "does not use transformers' attention interface"),
+    "bloom": ({"n_head": 4, "n_layer": 3}, "does not declare that it uses the attention interface"),
+    "mpt": ({"d_model": 32, "n_heads": 4, "n_layers": 3}, "does not declare that it uses the attention interface"),
+    "falcon": ({"num_kv_heads": 2}, "does not declare that it uses the attention interface"),
     "mamba": ({"state_size": 4}, "keeps a recurrent state"),
     "minimax": ({"head_dim": 8, "num_local_experts": 2}, "layers of type linear_attention need more than a K/V cache"),
     "diffllama": ({}, r"of its 3 layers, attention runs in: \[0, 0, 1, 1, 2, 2\]"),
