@@ -70,8 +70,9 @@ def find_class(files: ModelFiles, config: PreTrainedConfig) -> type[PreTrainedMo
 
 def class_reasons(model_class: type[PreTrainedModel]) -> list[str]:
     """Why models of this class cannot run over a paged K/V cache."""
+    has_interface = model_class._supports_attention_backend
     checks = {
-        "transformers does not declare that it uses the attention interface": not model_class._supports_attention_backend,
+        "transformers does not declare that it uses the attention interface": not has_interface,
         "it keeps a recurrent state, which a K/V cache cannot hold": model_class._is_stateful,
     }
     return [reason for reason, holds in checks.items() if holds]
