@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from tokenyard.arrays import IntArray
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
@@ -43,7 +45,8 @@ class AttentionBatch:
     """One step's metadata of one KV group, on the worker's device. N = sequences, T = scheduled tokens.
 
     Sequence i owns query rows query_start_loc[i] : query_start_loc[i + 1]; they are the last of its seq_lens[i] tokens.
-    `query_lens` and `context_lens` are the same facts as Python ints, for plans that are made on the host.
+    `query_lens`, `context_lens` and `host_block_table` are the same facts on the host, for plans that are made there
+    without waiting for the device.
     """
 
     query_start_loc: torch.Tensor  # [N + 1] int32
@@ -54,6 +57,7 @@ class AttentionBatch:
     context_lens: Sequence[int]  # [N] seq_lens on the host
     max_query_len: int
     max_seq_len: int
+    host_block_table: IntArray | None = None  # [N, max_blocks] block_table; a runner always gives it (since API 1.4)
 
     @property
     def num_sequences(self) -> int:
@@ -93,11 +97,14 @@ class AttentionBackend(ABC):
     The contract is numeric: within the tolerance of the data type, `forward` equals softmax attention in float64 over
     exactly the tokens that the block tables name. K and V of a step are written before anything of the step is read,
     also for a sequence that another sequence of the same step shares blocks with. What unwritten cache slots, unused
-    blocks or the tail of a block table contain (NaN included) never reaches the output.
+    blocks or the tail of a block table contain (NaN included) never reaches the output. Offsets into a cache may exceed
+    what 32 bits hold.
     """
 
     has_lse: ClassVar[bool] = False  # `forward` takes `lse`
-    can_capture: ClassVar[bool] = False  # plans and calls may be captured in a CUDA graph
+    can_capture: ClassVar[bool] = False  # `plan_capture` and what follows may be recorded in a CUDA graph
+    # What really runs, where the backend's name does not say it all: told behind the name (since API 1.4).
+    description: str = ""
 
     @classmethod
     @abstractmethod
@@ -106,7 +113,10 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def kv_cache_layout(self, spec: AttentionSpec, num_blocks: int) -> KVCacheLayout:
-        """Shapes of the caches; the default layout is NHD, [num_blocks, block_size, num_kv_heads, head_dim] each."""
+        """Shapes of the caches; the default layout is NHD, [num_blocks, block_size, num_kv_heads, head_dim] each.
+
+        The runner only allocates them, filled with zeros; what a layout's dimensions mean is the backend's alone.
+        """
 
     @abstractmethod
     def plan(self, batch: AttentionBatch) -> object:
@@ -126,5 +136,23 @@ class AttentionBackend(ABC):
     ) -> None:
         """Write `key` and `value` to the cache, attend, and write `out`.
 
-        `lse` is given only to a backend that says `has_lse`.
+        Heads of query, key and value lie one after the other; the stride from token to token may be larger (views of a
+        fused projection). `out` and `lse` are contiguous. `lse` is given only to a backend that says `has_lse`; a
+        layer's sinks are part of it.
+        """
+
+    def plan_capture(self, batch: AttentionBatch) -> object:
+        """A plan whose `forward` calls are recorded in a CUDA graph (since API 1.4); asked if `can_capture`.
+
+        Every sequence of `batch` has one query row. Its tensors keep their addresses for every replay and get new
+        contents; `max_seq_len` is the greatest that a replay may have. Each layer's `forward` runs with the plan at
+        least once before it is recorded, so what a layer needs may be prepared then.
+        """
+        return self.plan(batch)
+
+    def update_capture(self, plan: object, batch: AttentionBatch) -> None:
+        """Bring what the recorded calls read up to date before a replay (since API 1.4).
+
+        `plan` came from `plan_capture`; `batch` has the same number of sequences, the same tensors with the contents
+        of this step, and the host's facts of this step. Nothing to do where a graph reads these tensors alone.
         """

@@ -40,6 +40,7 @@ class WorkerReport:
     device: str
     dtype: str
     load_seconds: float
+    attention_description: str = ""  # what the backend says of itself beyond its name (since API 1.4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

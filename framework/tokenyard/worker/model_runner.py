@@ -168,6 +168,7 @@ class ModelRunner:
                 context_lens=inputs.seq_lens.tolist(),
                 max_query_len=int(query_lens.max()),
                 max_seq_len=int(inputs.seq_lens.max()),
+                host_block_table=table,
             )
             for table, mapping in zip(inputs.block_tables, inputs.slot_mappings, strict=True)
         ]

@@ -70,7 +70,8 @@ class Worker:
         processors = load_logits_processors(
             self._config, catalogue, model.shape.vocab_size, self._device.type, self._seed()
         )
-        self._loaded = _Loaded(model, self._make_backend(choice, spec), spec, groups, processors, max_model_len)
+        backend = self._make_backend(choice, spec)
+        self._loaded = _Loaded(model, backend, spec, groups, processors, max_model_len)
         return WorkerReport(
             kv_cache_groups=_group_specs(groups, model.shape, dtype),
             available_bytes=available_kv_bytes(self._config.kv_cache, self._device),
@@ -80,6 +81,7 @@ class Worker:
             device=str(self._device),
             dtype=str(dtype).removeprefix("torch."),
             load_seconds=time.perf_counter() - started,
+            attention_description=backend.description,
         )
 
     def allocate_kv_cache(self, plan: KVCachePlan) -> None:
