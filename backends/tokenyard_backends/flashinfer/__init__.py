@@ -1,0 +1,1 @@
+"""Paged attention by the kernels of FlashInfer, on NVIDIA GPUs."""
