@@ -1,12 +1,14 @@
-"""Offline throughput beside transformers and vLLM, interleaved: ratios of medians.
+"""Offline throughput beside transformers and vLLM, or of one attention backend beside others: ratios of medians.
 
     python benchmarks/throughput.py [--rounds 3] [--shapes 8x128+64 ...]
         [--vllm PYTHON] [--vllm-model FOLDER] [--vllm-compiled]
+    python benchmarks/throughput.py --attention cpu_native torch_native [--rounds 3] [--shapes 8x128+64 ...]
 
 Every round starts each engine once, in a process of its own, on the same prompts: `tokenyard bench throughput` on its
 defaults, transformers' generate() on the same weights, and, when its interpreter and a folder of the weights are given,
-vLLM (eager, on its defaults; also compiled when asked). Each generates a few tokens untimed first. Prints tables of
-medians and one JSON line last. Let nothing else run meanwhile: who waits for a core is told as slow.
+vLLM (eager, on its defaults; also compiled when asked). With --attention, ours runs once with each of these backends
+instead, and the first is compared with the others. Each generates a few tokens untimed first. Prints tables of medians
+and one JSON line last. Let nothing else run meanwhile: who waits for a core is told as slow.
 """
 
 from __future__ import annotations
@@ -28,7 +30,6 @@ from tokenyard.model.default_model import ensure_default_model
 
 SHAPES = ("1x128+64", "8x128+64", "32x128+128", "64x256+64")
 PEERS = Path(__file__).resolve().parent / "peers"
-OURS = "tokenyard"
 VOCAB_SIZE = 49152  # of the default model
 
 Rates = dict[str, float]
@@ -62,13 +63,16 @@ def write_prompts(path: Path, shapes: Sequence[str]) -> None:
 
 
 def commands(given: argparse.Namespace, prompts_file: Path) -> dict[str, list[str]]:
-    """The engines, and what measures each of them."""
+    """The engines, the one that is compared with the others first, and what measures each of them."""
     folder = str(ensure_default_model(print))
     code = "from tokenyard.cli import main; main()"
     keys = [f"bench.shapes=[{','.join(given.shapes)}]", "model.max_model_len=2048"]
+    ours = [sys.executable, "-c", code, "bench", "throughput", "--json", *keys]
+    if given.attention:
+        return {f"attention={name}": [*ours, f"attention={name}"] for name in given.attention}
     vllm = [str(given.vllm), str(PEERS / "vllm_generate.py"), given.vllm_model or folder, str(prompts_file)]
     return {
-        OURS: [sys.executable, "-c", code, "bench", "throughput", "--json", *keys],
+        "tokenyard": ours,
         "transformers": [sys.executable, str(PEERS / "transformers_generate.py"), folder, *given.shapes],
         **({"vllm eager": vllm} if given.vllm else {}),
         **({"vllm compiled": [*vllm, "--compiled"]} if given.vllm and given.vllm_compiled else {}),
@@ -100,6 +104,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), metavar="REQUESTSxINPUT+OUTPUT")
+    parser.add_argument("--attention", nargs="+", metavar="NAME", help="attention backends, two or more, for no peers")
     parser.add_argument("--vllm", metavar="PYTHON", help="the interpreter of an environment with vLLM")
     parser.add_argument("--vllm-compiled", action="store_true", help="also compiled and on both cores")
     parser.add_argument("--vllm-model", metavar="FOLDER", help="the default model's weights in bfloat16")
@@ -108,6 +113,8 @@ def arguments() -> argparse.Namespace:
         parser.error("--rounds takes a number above 0")
     if given.vllm is None and (given.vllm_compiled or given.vllm_model):
         parser.error("--vllm-compiled and --vllm-model need --vllm")
+    if given.attention and (given.vllm or len(set(given.attention)) < 2):
+        parser.error("--attention takes two backends or more, and no --vllm")
     try:
         given.shapes = [str(parse_shape(text)) for text in given.shapes]
     except ConfigError as error:
@@ -122,10 +129,12 @@ def main() -> None:
         write_prompts(prompts_file, given.shapes)
         rounds, loads = interleaved(commands(given, prompts_file), given.rounds)
     found = {name: medians(of) for name, of in rounds.items()}
-    over = {name: ratios(found[OURS], of) for name, of in found.items() if name != OURS}
+    first = next(iter(found))
+    over = {name: ratios(found[first], of) for name, of in found.items() if name != first}
     print(table([{"output tokens/s": name, **of} for name, of in found.items()], ["output tokens/s", *given.shapes]))
-    shown = [{"ours/theirs": name, **{shape: f"{rate:.2f}" for shape, rate in of.items()}} for name, of in over.items()]
-    print(table(shown, ["ours/theirs", *given.shapes]))
+    title = f"{first} / other"
+    shown = [{title: name, **{shape: f"{rate:.2f}" for shape, rate in of.items()}} for name, of in over.items()]
+    print(table(shown, [title, *given.shapes]))
     print(json.dumps({"medians": found, "ratios": over, "rounds": rounds, "loads": loads, **machine()}))
 
 

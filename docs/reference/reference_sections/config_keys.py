@@ -9,6 +9,7 @@ from dataclasses import fields
 
 from tokenyard.bench.settings import (
     GROUP,
+    AttentionBench,
     LatencyBench,
     OverheadBench,
     SchedulerBench,
@@ -123,6 +124,7 @@ def bench() -> str:
         "startup": StartupBench,
         "scheduler": SchedulerBench,
         "overhead": OverheadBench,
+        "attention": AttentionBench,
     }
     return joined(
         joined(

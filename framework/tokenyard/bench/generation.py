@@ -174,6 +174,7 @@ def _facts(llm: LLM, config: EngineConfig) -> dict[str, object]:
         "dtype": report.dtype,
         "device": report.device,
         "attention": report.attention_backend,
+        "attention_description": report.attention_description,
         "engine": config.engine.name,
         "policy": None if policy is None else policy.name,
         "threads": torch.get_num_threads(),

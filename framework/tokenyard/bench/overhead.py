@@ -166,6 +166,7 @@ def _facts(settings: OverheadBench, config: EngineConfig, engine: RunningEngine)
         "kv_cache": config.kv_cache.name,
         "executor": config.executor.name,
         "attention": engine.report.attention_backend,
+        "attention_description": engine.report.attention_description,
         "device": engine.report.device,
         "dtype": engine.report.dtype,
     }

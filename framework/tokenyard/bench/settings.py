@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
+from tokenyard.bench.attention_shapes import MAX_TOKENS, AttentionShape, parse_attention_shape
 from tokenyard.bench.workload import Shape, parse_shape
 from tokenyard.errors import ConfigError, did_you_mean
 from tokenyard.launch.convert import to_dataclass, wrong
@@ -19,6 +20,9 @@ MAX_REQUESTS = 16384  # admission allows twice as many at once, and 65536 is wha
 MAX_STEPS = 3000  # a decoding request of the benchmark ends after 4000 tokens, and prefill takes some of them
 MAX_PROMPT = 65536
 MAX_ITERS = 10_000
+MAX_HEADS = 1024
+MAX_HEAD_DIM = 1024
+MAX_SECONDS = 3600
 MAX_SEED = 2**32 - 1
 
 
@@ -129,6 +133,47 @@ class StartupBench:
 
     def __post_init__(self) -> None:
         _in_range("num_iters", self.num_iters, "pairs of starts", MAX_ITERS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionBench:
+    """`tokenyard bench attention`. Raises ConfigError on a value out of its range."""
+
+    shapes: str | tuple[str, ...] = ("32x512", "1x16384", "256+256")  # SEQUENCESxCONTEXT, or [SEQUENCESx]QUERY+CACHED
+    backends: str | tuple[str, ...] | None = None  # names; None = attention=NAME where given, else all that run here
+    num_heads: int = 9  # of queries
+    num_kv_heads: int = 3
+    head_dim: int = 64
+    sliding_window: int | None = None  # tokens that a token sees, itself included; None = all before it
+    seconds: float = 20.0  # about how long all is measured
+
+    def __post_init__(self) -> None:
+        if not self.parsed:
+            raise wrong(f"{GROUP}.shapes", [], "a shape such as 32x512, or a list of at least one")
+        if self.names is not None and not self.names:
+            raise wrong(f"{GROUP}.backends", [], "the name of an attention backend, or a list of at least one")
+        _in_range("num_heads", self.num_heads, "heads", MAX_HEADS)
+        _in_range("num_kv_heads", self.num_kv_heads, "heads", MAX_HEADS)
+        if self.num_heads % self.num_kv_heads:
+            raise wrong(f"{GROUP}.num_heads", self.num_heads, f"a multiple of {GROUP}.num_kv_heads={self.num_kv_heads}")
+        _in_range("head_dim", self.head_dim, "numbers", MAX_HEAD_DIM)
+        if self.sliding_window is not None:
+            _in_range("sliding_window", self.sliding_window, "tokens", MAX_TOKENS)
+        if not 0 < self.seconds <= MAX_SECONDS:
+            raise wrong(f"{GROUP}.seconds", self.seconds, f"a number of seconds above 0, up to {MAX_SECONDS}")
+
+    @property
+    def parsed(self) -> tuple[AttentionShape, ...]:
+        """The shapes, each once."""
+        texts = (self.shapes,) if isinstance(self.shapes, str) else self.shapes
+        return tuple(dict.fromkeys(parse_attention_shape(text) for text in texts))
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """The backends, each once."""
+        if self.backends is None:
+            return None
+        return tuple(dict.fromkeys((self.backends,) if isinstance(self.backends, str) else self.backends))
 
 
 def read_settings(settings_type: type[SettingsT], overrides: Sequence[str]) -> SettingsT:

@@ -10,7 +10,7 @@ from tokenyard.cli.bench_flags import add_bench_flags, with_bench_flags
 from tokenyard.cli.bench_kinds import KINDS
 from tokenyard.errors import UserError, did_you_mean
 
-_PLANNED = ("attention", "serve")
+_PLANNED = ("serve",)
 
 
 def command_parser() -> Parser:
@@ -18,7 +18,8 @@ def command_parser() -> Parser:
     description = (
         "Measure a whole engine with its model: tokens a second (`throughput`), the seconds of a batch (`latency`), "
         "the seconds from the start of a process to its first token (`startup`); or its parts: the scheduler and the "
-        "K/V manager without a model (`scheduler`), what each part of a step costs (`overhead`)."
+        "K/V manager without a model (`scheduler`), what each part of a step costs (`overhead`), attention backends "
+        "alone (`attention`)."
     )
     usage = f"{{{','.join(KINDS)}}} [MODEL] [--json] [bench.KEY=VALUE] [overrides]"
     parser = make_parser("bench", usage, description, model_at=1)

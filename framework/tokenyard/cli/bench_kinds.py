@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 from tokenyard.bench.report import table
 from tokenyard.bench.scheduler import default_overrides, run_scheduler_bench, warn_of_unused
 from tokenyard.bench.settings import (
+    AttentionBench,
     LatencyBench,
     OverheadBench,
     SchedulerBench,
@@ -20,7 +21,7 @@ from tokenyard.bench.settings import (
 )
 from tokenyard.bench.startup import run_startup_bench
 from tokenyard.cli.terminal import say
-from tokenyard.errors import UserError
+from tokenyard.errors import TokenyardError, UserError
 from tokenyard.launch.config_file import read_config_file
 from tokenyard.launch.flags import Flagged
 from tokenyard.model.files import resolve_model
@@ -32,14 +33,14 @@ Kind: TypeAlias = "Callable[[Given], None]"
 
 _DECODE_COLUMNS = ("num_requests", "num_running", "schedule_us", "update_us", "sum_median_us", "sum_p99_us", "loop_us")
 _ADMIT_COLUMNS = ("num_requests", "make_ms", "add_ms", "schedule_ms", "update_ms", "total_ms", "scheduled_tokens")
+_ATTENTION_COLUMNS = ("shape", "backend", "mode", "median_us", "min_us", "plan_us", "floor_us", "times_floor")
+_ATTENTION_SHARES = {"vs_torch_native": "{:.2f}", "gflop_per_s": "{:.0f}", "error": "{:.0e}"}
 _THROUGHPUT_COLUMNS = ("shape", "output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "seconds")
 
 
 def _scheduler(given: Given) -> None:
     settings = read_settings(SchedulerBench, given.own_overrides)
-    for override in given.overrides:
-        if isinstance(override, Flagged) and override.flag == "MODEL":
-            raise UserError("`tokenyard bench scheduler` runs no model; remove the second word")
+    _refuse_model(given)
     keys = _keys(given)
     warn_of_unused(keys)
     rows = []
@@ -130,10 +131,51 @@ def _startup(given: Given) -> None:
     )
 
 
+def _attention(given: Given) -> None:
+    settings = read_settings(AttentionBench, given.own_overrides)
+    _refuse_model(given)
+    _tell_progress()
+    from tokenyard.bench.attention import run_attention_bench, warn_of_unused  # imports torch
+
+    warn_of_unused(_keys(given))
+    rows, skipped, failures, facts = run_attention_bench(settings, *given.load())
+    if given.flags.json:
+        told = [{"backend": one.name, "reasons": list(one.reasons)} for one in skipped]
+        print(json.dumps({**facts, "rows": rows, "skipped": told, "failures": failures}))
+    elif rows:
+        print(table([_attention_cells(row) for row in rows], (*_ATTENTION_COLUMNS, *_ATTENTION_SHARES)))
+        say(_attention_facts(rows, facts))
+    for one in skipped if not given.flags.json else ():
+        say(f"not {one.name}: {'; '.join(one.reasons)}")
+    if failures:
+        raise TokenyardError("; ".join(failures))
+
+
+def _attention_cells(row: Mapping[str, object]) -> Mapping[str, object]:
+    cells = {name: "-" if row[name] is None else text.format(row[name]) for name, text in _ATTENTION_SHARES.items()}
+    return {**row, **cells, "times_floor": f"{row['times_floor']:.2f}"}
+
+
+def _attention_facts(rows: Sequence[Mapping[str, object]], facts: Mapping[str, object]) -> str:
+    names = ("dtype", "block_size", "device", "threads", "tokenyard", "torch", "python", "load")
+    described = {f"{row['backend']}: {row['description']}": None for row in rows if row["description"]}
+    speeds = sorted({cast("float", row["read_gb_per_s"]) for row in rows})
+    read = f"{speeds[0]} to {speeds[-1]}" if len(speeds) > 1 else str(speeds[0])
+    heads = f"{facts['num_heads']}/{facts['num_kv_heads']} heads of {facts['head_dim']}"
+    about = ", ".join((heads, *(f"{name} {facts[name]}" for name in names), *described))
+    return f"[a layer each, medians of calls in turn; floor: K and V at {read} GB/s, read in the same sitting; {about}]"
+
+
 def _start_text(name: str, figures: Mapping[str, object]) -> str:
     phases = cast("Mapping[str, float]", figures["phases_s"])
     parts = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in phases.items() if phase != "rest")
     return f"{name} start: first token after {figures['first_token_s']:.2f} s ({parts}), wall {figures['wall_s']:.2f} s"
+
+
+def _refuse_model(given: Given) -> None:
+    for override in given.overrides:
+        if isinstance(override, Flagged) and override.flag == "MODEL":
+            raise UserError(f"`tokenyard bench {given.words[0]}` runs no model; remove the second word")
 
 
 def _tell_progress() -> None:
@@ -144,7 +186,12 @@ def _tell_progress() -> None:
 
 def _facts_of(row: Mapping[str, object]) -> str:
     names = ("decoder", "dtype", "device", "attention", "engine", "threads", "tokenyard", "torch", "python", "load")
-    return f"{row['model']}, {', '.join(f'{name} {row[name]}' for name in names)}"
+    facts = {**row, "attention": _named(row["attention"], row["attention_description"])}
+    return f"{row['model']}, {', '.join(f'{name} {facts[name]}' for name in names)}"
+
+
+def _named(name: object, description: object) -> str:
+    return f"{name} ({description})" if description else str(name)
 
 
 def _arguments(given: Given) -> list[str]:
@@ -169,6 +216,7 @@ def _keys(given: Given) -> frozenset[str]:
 KINDS: Mapping[str, Kind] = {
     "scheduler": _scheduler,
     "overhead": _overhead,
+    "attention": _attention,
     "throughput": _throughput,
     "latency": _latency,
     "startup": _startup,

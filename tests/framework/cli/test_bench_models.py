@@ -30,12 +30,12 @@ def test_throughput_counts_every_token_and_reuses_nothing(
 
     monkeypatch.setattr(LLM, "generate", look)
     shapes = "bench.shapes=[2x16+4,3x16+5]"
-    rows = json.loads(
-        output_of(capsys, "throughput", "--json", *small_model(tiny_llama_dir), shapes, "bench.num_rounds=3")[0]
-    )
+    rest = [shapes, "bench.num_rounds=3", "attention=torch_native"]
+    rows = json.loads(output_of(capsys, "throughput", "--json", *small_model(tiny_llama_dir), *rest)[0])
     assert [row["shape"] for row in rows] == ["2x16+4", "3x16+5"]
     for row in rows:
         assert (row["benchmark"], row["dtype"], row["attention"]) == ("throughput", "float32", "torch_native")
+        assert row["attention_description"] == ""
         assert sorted(row["rounds_s"])[1] == row["seconds"]
         num_output = row["num_requests"] * row["output_len"]
         assert row["output_tokens_per_s"] == pytest.approx(num_output / row["seconds"], rel=0.02)
