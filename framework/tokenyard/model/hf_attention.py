@@ -78,7 +78,7 @@ class RunningHandler(Handler):
         scale: float | None,
         keywords: Mapping[str, object],
     ) -> torch.Tensor:
-        rows = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        rows = (_rows(tensor) for tensor in (query, key, value))
         return self._attention(self._index_of[_layer_index(module)], *rows).unsqueeze(0)
 
 
@@ -175,6 +175,16 @@ def _attention(
         raise ModelLoadError(f"{type(module).__name__} does not receive the keywords of the model's forward")
     handler = tokenyard_attention
     return handler.attend(module, query, key, value, attention_mask, scaling, keywords), None
+
+
+def _rows(heads: torch.Tensor) -> torch.Tensor:
+    """[1, H, T, D] as [T, H, D]; a row's heads lie one after the other, which backends rely on.
+
+    After a rotary embedding it is usually a head's rows that do.
+    """
+    rows = heads[0].transpose(0, 1)
+    is_packed = rows.stride(2) == 1 and (rows.shape[1] == 1 or rows.stride(1) == rows.shape[2])
+    return rows if is_packed else rows.contiguous()
 
 
 def _layer_index(module: torch.nn.Module) -> int:
