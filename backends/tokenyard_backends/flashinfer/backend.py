@@ -61,6 +61,8 @@ class FlashInferBackend(AttentionBackend):
         reasons = []
         if spec.device_type != "cuda":
             reasons.append(f"device type {spec.device_type} is not cuda")
+        if torch.version.hip is not None:
+            reasons.append("it needs an NVIDIA GPU, and this torch is built for AMD's")
         if spec.dtype not in _DTYPES:
             reasons.append(f"dtype {spec.dtype} is not one of: {', '.join(_DTYPES)}")
         if spec.kv_cache_dtype not in ("auto", spec.dtype):
