@@ -1,7 +1,9 @@
 """The fast decoder: the forward pass of Llama and of what is shaped like it, by hand. Imports no transformers.
 
 Queries, keys and values come from one matrix, gate and up from another; there is no module tree to walk. In float32
-with plain linear layers the logits are bit-identical to transformers' for the same packed input and attention.
+with plain linear layers the logits are bit-identical to transformers' for the same packed input and attention. In half
+precision what the layers add up to is kept in float32, which costs nothing beside the matrices: rounded after every
+layer it would lose what later layers add.
 `families` says where an architecture differs.
 
 Legend: T = tokens, E = hidden size, H / HK = query / KV heads, D = head size, V = vocabulary.
@@ -32,6 +34,8 @@ class FastDecoder(CausalLM):
     `pack=False` keeps plain linear layers: slower on a CPU, and equal to transformers to the last bit.
     """
 
+    can_record = True
+
     def __init__(
         self,
         config: DecoderConfig,
@@ -45,7 +49,7 @@ class FastDecoder(CausalLM):
         self._config = config
         self._weights = load_decoder_weights(config, weights, dtype=dtype, device=device, pack=pack)
         self._rotary = RotaryEmbedding(config.rope, config.head_dim, device)
-        self._shape = _shape_of(config)
+        self._shape = shape_of(config)
 
     @property
     def shape(self) -> ModelShape:
@@ -57,6 +61,7 @@ class FastDecoder(CausalLM):
         residual = self._config.residual_multiplier
         hidden = self._embed(token_ids)  # [T, E]
         rotation = self._rotary(positions, hidden.dtype)
+        hidden = hidden.float()
         for layer in self._weights.layers:
             attended = self._attend(layer, self._normalise(hidden, layer.input_norm), rotation, attention)
             hidden = hidden.add(layer.output(attended), alpha=residual)
@@ -88,10 +93,12 @@ class FastDecoder(CausalLM):
         return attention(layer.index, heads[:, :num_heads], heads[:, num_heads:], value).flatten(1)
 
     def _normalise(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(hidden, weight.shape, weight, self._config.rms_norm_eps)
+        """`hidden` [T, E] float32 in the layers' data type."""
+        return F.rms_norm(hidden, weight.shape, weight, self._config.rms_norm_eps).to(self._weights.embedding.dtype)
 
 
-def _shape_of(config: DecoderConfig) -> ModelShape:
+def shape_of(config: DecoderConfig) -> ModelShape:
+    """The sizes that the engine needs, of a model that the fast decoder runs."""
     layers = tuple(
         AttentionLayer(index=index, scale=config.attention_scale, sliding_window=window)
         for index, window in enumerate(config.windows)

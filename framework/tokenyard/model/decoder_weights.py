@@ -38,12 +38,12 @@ class DecoderLayer:
     """Weights and switches of one layer."""
 
     index: int
-    input_norm: torch.Tensor  # [E]
+    input_norm: torch.Tensor  # [E] float32
     qkv: Linear  # E -> (H + 2 HK) D
     head_norm: torch.Tensor | None  # [H + HK, D], of each query and key head
     rotates: bool
     output: Linear  # H D -> E
-    post_norm: torch.Tensor  # [E]
+    post_norm: torch.Tensor  # [E] float32
     gate_up: Linear  # E -> 2 I
     down: Linear  # I -> E
 
@@ -54,7 +54,7 @@ class DecoderWeights:
 
     embedding: torch.Tensor  # [V, E]
     layers: tuple[DecoderLayer, ...]
-    norm: torch.Tensor  # [E]
+    norm: torch.Tensor  # [E] float32
     head: Linear  # E -> V
 
 
@@ -68,7 +68,7 @@ def load_decoder_weights(
     return DecoderWeights(
         embedding=embedding,
         layers=tuple(loader.layer(index) for index in range(config.num_layers)),
-        norm=loader.tensor(_NORM, config.hidden_size),
+        norm=loader.tensor(_NORM, config.hidden_size).float(),
         head=loader.head(embedding),
     )
 
@@ -116,12 +116,12 @@ class _Loader:
         gate_up = ((f"{mlp}.gate_proj", inner), (f"{mlp}.up_proj", inner))
         return DecoderLayer(
             index=index,
-            input_norm=self.tensor(f"{prefix}.input_layernorm.weight", hidden),
+            input_norm=self.tensor(f"{prefix}.input_layernorm.weight", hidden).float(),
             qkv=self._linear(qkv, hidden, bias=config.qkv_bias),
             head_norm=self._head_norm(attention) if config.head_norms else None,
             rotates=config.rotates[index],
             output=self._linear(((f"{attention}.o_proj", hidden),), queries, bias=config.output_bias),
-            post_norm=self.tensor(f"{prefix}.post_attention_layernorm.weight", hidden),
+            post_norm=self.tensor(f"{prefix}.post_attention_layernorm.weight", hidden).float(),
             gate_up=self._linear(gate_up, hidden, bias=config.mlp_bias),
             down=self._linear(((f"{mlp}.down_proj", hidden),), inner, bias=config.mlp_bias),
         )

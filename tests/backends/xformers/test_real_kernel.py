@@ -1,8 +1,8 @@
 """The decode path on xformers' real paged operator.
 
-Needs xformers 0.0.35 and triton 3.6 to 3.8, later ones having no block pointers: those that are installed, or those of a
-folder that TOKENYARD_XFORMERS_ENV names (`pip install --no-deps --target FOLDER xformers==0.0.35 triton==3.7.1`; several
-folders as in PATH). With triton 3.6.0 its interpreter also needs numpy below 2.4.
+Needs xformers 0.0.35 and triton 3.6 to 3.8, later ones having no block pointers: those that are installed, or those
+of a folder that TOKENYARD_XFORMERS_ENV names (`pip install --no-deps --target FOLDER xformers==0.0.35 triton==3.7.1`;
+several folders as in PATH). With triton 3.6.0 its interpreter also needs numpy below 2.4.
 """
 
 from __future__ import annotations
