@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import ModuleType
-
 import pytest
 import torch
-from tokenyard.interfaces import AttentionBackendContext, AttentionBatch, AttentionSpec
+from tokenyard.interfaces import AttentionBackendContext, AttentionSpec
 from tokenyard.model.causal_lm import CausalLM, PagedAttention
 from tokenyard.model.decoder import FastDecoder
 from tokenyard.model.decoder_config import DecoderConfig, parse_decoder_config
 from tokenyard.model.decoder_weights import expected_names
 from tokenyard.model.linear import Linear
+from tokenyard.testing.attention import make_batch
 from tokenyard_backends.torch_native.backend import TorchNativeBackend
 
 BLOCK = 16
@@ -58,7 +56,7 @@ class RandomWeights:
 class Runner:
     """Greedy generation: `step` takes each named request's next tokens, whole or in part."""
 
-    def __init__(self, model: CausalLM, make_batch: Callable[..., AttentionBatch], dtype: torch.dtype) -> None:
+    def __init__(self, model: CausalLM, dtype: torch.dtype) -> None:
         shape = model.shape
         spec = AttentionSpec(
             device_type="cpu",
@@ -79,7 +77,7 @@ class Runner:
             for _ in shape.layers
         ]
         self.attention = PagedAttention(self.backend, shape.layers, caches)
-        self.model, self.make_batch = model, make_batch
+        self.model = model
         self.tokens: dict[str, list[int]] = {}
         self.computed: dict[str, int] = {}
         self.logits: dict[str, list[torch.Tensor]] = {}
@@ -94,10 +92,9 @@ class Runner:
     def step(self, **scheduled: int) -> None:
         """Run `scheduled[name]` tokens of each request; a request whose last token ran gets the next one."""
         positions = {name: range(self.computed[name], self.computed[name] + n) for name, n in scheduled.items()}
-        slots = [self.blocks[name][p // BLOCK] * BLOCK + p % BLOCK for name in scheduled for p in positions[name]]
         lengths = [positions[name].stop for name in scheduled]
-        table = torch.tensor([self.blocks[name] for name in scheduled], dtype=torch.int32)
-        batch = self.make_batch(list(scheduled.values()), lengths, table, torch.tensor(slots))
+        tables = [self.blocks[name][: -(-length // BLOCK)] for name, length in zip(scheduled, lengths, strict=True)]
+        batch = make_batch(list(zip(scheduled.values(), lengths, strict=True)), tables, BLOCK)
         self.attention.begin_step([self.backend.plan(batch)])
         logits = self.model.forward(
             torch.tensor([self.tokens[name][p] for name in scheduled for p in positions[name]]),
@@ -125,8 +122,8 @@ PROMPTS = {
 }
 
 
-def generate_alone(model: FastDecoder, attention_reference: ModuleType, name: str, steps: int) -> Runner:
-    runner = Runner(model, attention_reference.make_batch, torch.float32)
+def generate_alone(model: FastDecoder, name: str, steps: int) -> Runner:
+    runner = Runner(model, torch.float32)
     runner.add(name, PROMPTS[name])
     runner.step(**{name: len(PROMPTS[name])})
     for _ in range(steps - 1):
@@ -134,10 +131,8 @@ def generate_alone(model: FastDecoder, attention_reference: ModuleType, name: st
     return runner
 
 
-def test_tokens_and_logits_are_the_same_alone_and_among_batch_mates(
-    model: FastDecoder, attention_reference: ModuleType
-) -> None:
-    together = Runner(model, attention_reference.make_batch, torch.float32)
+def test_tokens_and_logits_are_the_same_alone_and_among_batch_mates(model: FastDecoder) -> None:
+    together = Runner(model, torch.float32)
     for name, prompt in PROMPTS.items():
         together.add(name, prompt)
     together.step(a=5)
@@ -148,7 +143,7 @@ def test_tokens_and_logits_are_the_same_alone_and_among_batch_mates(
     for _ in range(12):
         together.step(c=1, a=1, b=1)
     for name in PROMPTS:
-        alone = generate_alone(model, attention_reference, name, len(together.logits[name]))
+        alone = generate_alone(model, name, len(together.logits[name]))
         assert alone.tokens[name] == together.tokens[name]
         assert len(set(alone.tokens[name][len(PROMPTS[name]) :])) > 3
         left, right = torch.stack(alone.logits[name]), torch.stack(together.logits[name])
@@ -159,11 +154,9 @@ def test_tokens_and_logits_are_the_same_alone_and_among_batch_mates(
 
 
 @pytest.mark.parametrize("chunks", [[16, 16, 13], [1, 44], [44, 1], [15, 2, 1, 27]], ids=str)
-def test_a_prompt_in_chunks_generates_what_the_whole_prompt_does(
-    chunks: list[int], model: FastDecoder, attention_reference: ModuleType
-) -> None:
-    whole = generate_alone(model, attention_reference, "b", 6)
-    parts = Runner(model, attention_reference.make_batch, torch.float32)
+def test_a_prompt_in_chunks_generates_what_the_whole_prompt_does(chunks: list[int], model: FastDecoder) -> None:
+    whole = generate_alone(model, "b", 6)
+    parts = Runner(model, torch.float32)
     parts.add("b", PROMPTS["b"])
     for chunk in [*chunks, 1, 1, 1, 1, 1]:
         parts.step(b=chunk)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from tokenyard import LLM, SamplingParams
-from tokenyard.errors import UnsupportedError
+from tokenyard.errors import PluginError, UnsupportedError
 from tokenyard.interfaces import PauseMode
 from tokenyard.plugins import load_catalogue
-from tokenyard.testing import EngineHarness
+from tokenyard.testing import AttentionBackendContract, EngineHarness
 
 Install = Callable[..., None]
 
@@ -22,7 +23,7 @@ LOOPS = pytest.mark.parametrize("loop", ["sync", "overlap"])
 
 @pytest.fixture(autouse=True)
 def frozen(install: Install) -> None:
-    install("frozen_v1_0", "frozen_v1_1", "frozen_v1_2")
+    install("frozen_v1_0", "frozen_v1_1", "frozen_v1_2", "frozen_v1_3")
 
 
 def test_they_say_what_they_were_written_for() -> None:
@@ -35,6 +36,9 @@ def test_they_say_what_they_were_written_for() -> None:
         "frozen_turns": (1, 2),
         "frozen_unshared": (1, 2),
         "frozen_cache_index": (1, 2),
+        "frozen_pages": (1, 3),
+        "frozen_ladder": (1, 3),
+        "frozen_tickets": (1, 3),
     }
 
 
@@ -150,3 +154,62 @@ def test_a_loop_of_1_2_gives_the_tokens_texts_and_log_probabilities_of_the_built
 
     frozen = outputs(f"engine={loop}", "kv_cache=frozen_unshared", "observers=[frozen_cache_index]")
     assert frozen == outputs()
+
+
+class TestPagesOf13(AttentionBackendContract):
+    """A backend of 1.3 keeps the contract of this version."""
+
+    overrides = ("attention=frozen_pages", "attention.rows=5")
+    dtypes = ("float32", "bfloat16")
+    sinks = False
+    max_examples = 6
+
+
+@LOOPS
+@pytest.mark.parametrize("family", [None, "gemma3_text"])
+def test_an_attention_backend_of_1_3_gives_the_tokens_of_the_built_in_one(
+    family: str | None, loop: str, tiny_llama_dir: Path, window_model: Callable[[str], Path]
+) -> None:
+    folder = tiny_llama_dir if family is None else window_model(family)
+
+    def outputs(*overrides: str) -> list[list[int]]:
+        given = [f"model.name={folder}", "kv_cache.num_blocks=64", "kv_cache.block_size=4", f"engine={loop}"]
+        with LLM.from_config([*given, "model.dtype=float32", "executor.device=cpu", *overrides]) as llm:
+            return [row.outputs[0].token_ids for row in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
+
+    frozen = outputs(
+        "attention=frozen_pages", "attention.rows=3", "scheduler.max_num_batched_tokens=5", "scheduler.max_num_seqs=4"
+    )
+    assert frozen == outputs("attention=torch_native")
+
+
+def test_an_attention_backend_of_1_3_refuses_by_name_what_it_has_not(window_model: Callable[[str], Path]) -> None:
+    given = [f"model.name={window_model('gpt_oss')}", "model.dtype=float32", "attention=frozen_pages"]
+    with pytest.raises(PluginError, match="attention 'frozen_pages' cannot run here: sinks are not known"):
+        LLM.from_config([*given, "executor.device=cpu"])
+
+
+@LOOPS
+def test_a_logits_processor_of_1_3_changes_the_requests_that_ask_for_it(tiny_llama_dir: Path, loop: str) -> None:
+    given = [f"model.name={tiny_llama_dir}", "kv_cache.num_blocks=64", "kv_cache.block_size=4", f"engine={loop}"]
+    asking = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, extra_args={"ladder": True})
+    with LLM.from_config([*given, "logits_processors=[{name: frozen_ladder, step: 2}]"]) as llm:
+        rising, as_ever = llm.generate([PROMPTS[0], PROMPTS[0]], [asking, GREEDY], use_tqdm=False)
+    ids = rising.outputs[0].token_ids
+    assert all(later >= earlier + 2 for earlier, later in pairwise(ids))
+    assert ids != as_ever.outputs[0].token_ids
+
+
+@LOOPS
+def test_a_policy_of_1_3_reads_what_requests_say_to_it(loop: str) -> None:
+    engine = EngineHarness(["scheduler=frozen_tickets", f"engine={loop}", "scheduler.max_num_seqs=1"])
+    names = [
+        engine.add([1, 2, 3], max_tokens=2, metadata=told)
+        for told in ({"number": 2}, {"lane": "fast", "number": 9}, {"number": 1}, {"lane": "fast"})
+    ]
+    ended: list[str] = []
+    while engine.running or engine.waiting:
+        engine.step()
+        ended += [name for name in names if engine.request(name).is_finished and name not in ended]
+    assert ended == [names[3], names[1], names[2], names[0]]
+    engine.close()

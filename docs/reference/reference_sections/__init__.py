@@ -30,6 +30,7 @@ SECTIONS: Mapping[str, Section] = {
     "testing.names": testing.names,
     "testing.harness": testing.harness,
     "testing.contracts": testing.contracts,
+    "testing.attention": testing.attention_steps,
     "testing.errors": testing.errors,
     "cli.commands": cli.commands,
     "cli.bench_keys": config_keys.bench,

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 
 from tokenyard import testing
-from tokenyard.testing import EngineHarness, RequestRecord, ScriptedExecutor
+from tokenyard.testing import EngineHarness, RequestRecord, ScriptedExecutor, attention
 from tokenyard.testing.contracts.base import Contract
 from tokenyard.testing.errors import ContractViolation, MissingExtraError
 from tokenyard.testing.parts import catalogue_with
@@ -49,6 +49,26 @@ def harness() -> str:
 def _catalogue_with() -> str:
     signature = f"{catalogue_with.__name__}{inspect.signature(catalogue_with)}".replace("'", "")
     return joined([f"### {catalogue_with.__name__}", bullet(f"- {code(signature)}", doc_of(catalogue_with))])
+
+
+def attention_steps() -> str:
+    """The public functions of tokenyard.testing.attention; its data classes are told in the prose beside them."""
+    functions = (
+        attention.make_case,
+        attention.expect_attention,
+        attention.reference,
+        attention.make_batch,
+        attention.alone,
+        attention.random_tables,
+        attention.tables_of,
+        attention.padded_table,
+        attention.slot_mapping,
+        attention.fused_rows,
+    )
+    return joined(
+        bullet(f"- {code(f'{one.__name__}{inspect.signature(one)}'.replace(chr(39), ''))}", doc_of(one))
+        for one in functions
+    )
 
 
 def contracts() -> str:

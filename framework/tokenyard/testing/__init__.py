@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tokenyard.testing.contracts.attention import AttentionBackendContract
     from tokenyard.testing.contracts.engine_core import EngineCoreContract
     from tokenyard.testing.contracts.executor import ExecutorContract
     from tokenyard.testing.contracts.kv_cache import KVCacheManagerContract
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from tokenyard.testing.scripted import ScriptedExecutor
 
 _HOME = {
+    "AttentionBackendContract": "tokenyard.testing.contracts.attention",
     "ContractViolation": "tokenyard.testing.errors",
     "EngineCoreContract": "tokenyard.testing.contracts.engine_core",
     "EngineHarness": "tokenyard.testing.harness",
@@ -40,6 +42,7 @@ _HOME = {
 }
 
 __all__ = [
+    "AttentionBackendContract",
     "ContractViolation",
     "EngineCoreContract",
     "EngineHarness",
