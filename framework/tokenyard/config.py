@@ -85,6 +85,10 @@ class ExecutorConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto = a GPU where there is one
     tensor_parallel_size: Literal[1] = 1  # more than one rank is not available yet
     num_threads: int | None = None  # CPU threads; None = OMP_NUM_THREADS, else the physical cores
+    enforce_eager: bool = False  # never record CUDA graphs
+    # Numbers of decoding requests for which a GPU records a CUDA graph, a step being padded to the next one; None = 1,
+    # 2, 4, every 8th up to 256, every 16th up to 512, as far as max_num_seqs goes. Steps of more run without.
+    cudagraph_capture_sizes: tuple[int, ...] | None = None
     options: object = NO_OPTIONS
 
 

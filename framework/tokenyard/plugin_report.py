@@ -199,8 +199,10 @@ def _entry_notes(entry: Entry, platform: Platform) -> Iterator[str]:
     if isinstance(descriptor, AttentionBackendDescriptor):
         rank = descriptor.auto_rank
         yield "never taken by `attention=auto`" if rank is None else f"`attention=auto` tries it at rank {rank}"
-    if platform.device_type not in descriptor.tested_on:
-        tested = ", ".join(sorted(descriptor.tested_on)) or "nothing"
+    if not descriptor.tested_on:
+        yield "never ran on a device: tested without one only"
+    elif platform.device_type not in descriptor.tested_on:
+        tested = ", ".join(sorted(descriptor.tested_on))
         yield f"never ran on a {platform.device_type} device: tested on {tested} only"
 
 

@@ -131,6 +131,12 @@ def test_an_explanation_says_that_code_never_ran_on_this_kind_of_device() -> Non
     assert "never ran" not in str(explain(one_of_each(), "sjf", CPUOnly()))
 
 
+@pytest.mark.parametrize("platform", [CPUOnly(), WithGPU()])
+def test_an_explanation_says_that_code_never_ran_on_any_device(platform: Platform) -> None:
+    untested = entry(replace(policy("new"), tested_on=frozenset()))
+    assert "never ran on a device: tested without one only" in str(explain(Catalogue([untested]), "new", platform))
+
+
 def test_an_explanation_of_a_backend_gives_its_reasons_and_its_rank() -> None:
     (verdict,) = explain(one_of_each(), "flash", CPUOnly()).verdicts
     assert not verdict.can_be_chosen

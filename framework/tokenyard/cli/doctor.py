@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import platform as python_platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING
 
 from tokenyard.cli.arguments import Parser, make_parser, parse
+from tokenyard.cli.attention_report import attention_report
 from tokenyard.cli.model_report import model_report
 from tokenyard.errors import UserError
 from tokenyard.paths import cache_dir, config_dir
@@ -42,7 +43,9 @@ def main(arguments: Sequence[str]) -> int:
         "plugins": _plugins(catalogue),
         "model": model_report(config, fetch=names_model),
     }
-    problems = [str(section["problem"]) for section in report.values() if "problem" in section]
+    if not _problems(report):  # else its device or what its layers ask is not known
+        report["attention"] = attention_report(config, catalogue, fetch=names_model)
+    problems = _problems(report)
     if given.flags.json:
         print(json.dumps({**report, "problems": problems}))
     else:
@@ -53,6 +56,10 @@ def main(arguments: Sequence[str]) -> int:
                 print(f"  {name:<16} {text}")
         print("no problem found" if not problems else f"{len(problems)} problem(s) found")
     return UserError.exit_code if problems else 0
+
+
+def _problems(report: Mapping[str, Mapping[str, object]]) -> list[str]:
+    return [str(section["problem"]) for section in report.values() if "problem" in section]
 
 
 def _versions() -> dict[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from tokenyard.errors import EngineDeadError, UnsupportedError
@@ -22,10 +23,31 @@ if TYPE_CHECKING:
     from tokenyard.config import EngineConfig
     from tokenyard.runner_output import ModelRunnerOutput
     from tokenyard.scheduler_output import SchedulerOutput
+    from tokenyard.worker.sampled_step import SampledStep
     from tokenyard.worker.worker import Worker
 
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampled:
+    """A step's tokens, which may still be on the device when the worker has gone on to the next step."""
+
+    started: StepFuture[SampledStep]
+    on_failure: Callable[[BaseException], None]
+
+    @property
+    def ready_at(self) -> float | None:
+        return None
+
+    def result(self) -> ModelRunnerOutput:
+        sampled = self.started.result()
+        try:
+            return sampled.result()
+        except Exception as error:  # of the device: what it has of the step, and of those behind it, is unknown
+            self.on_failure(error)
+            raise
 
 
 class InProcessExecutor(Executor):
@@ -68,7 +90,7 @@ class InProcessExecutor(Executor):
         if not self._is_unsampled:
             raise RuntimeError("sample_tokens() without a step that was executed and not sampled yet")
         self._is_unsampled = False
-        return self._calls.submit(self._in_step, self._running().sample)
+        return _Sampled(self._calls.submit(self._in_step, self._running().sample), self._note_failure)
 
     def collective_rpc(self, name: str, arguments: Sequence[object] = ()) -> Sequence[object]:
         return [self._calls.submit(self._running().call, name, arguments).result()]
@@ -93,6 +115,9 @@ class InProcessExecutor(Executor):
         except BaseException as error:
             self._failure = error
             raise
+
+    def _note_failure(self, error: BaseException) -> None:
+        self._failure = self._failure or error
 
     def _running(self) -> Worker:
         if self._worker is None:

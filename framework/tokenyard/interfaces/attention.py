@@ -150,7 +150,7 @@ class AttentionBackend(ABC):
         """
         return self.plan(batch)
 
-    def update_capture(self, plan: object, batch: AttentionBatch) -> None:
+    def update_capture(self, plan: object, batch: AttentionBatch) -> None:  # noqa: B027 - not abstract: a backend may have nothing to do
         """Bring what the recorded calls read up to date before a replay (since API 1.4).
 
         `plan` came from `plan_capture`; `batch` has the same number of sequences, the same tensors with the contents

@@ -28,6 +28,7 @@ from tokenyard.launch.cache_size import CacheSize, check_max_model_len, size_kv_
 from tokenyard.model.files import resolve_model
 from tokenyard.parts import make_part
 from tokenyard.platform import Platform
+from tokenyard.worker.attention_choice import AUTO, check_attention
 
 if TYPE_CHECKING:
     from tokenyard.catalogue import Catalogue
@@ -87,6 +88,8 @@ def build_engine(
     `hub_token` is for fetching a Hub id. It is no part of the config, which is printed: whatever is fetched is in the
     local cache before a worker looks for it.
     """
+    if config.attention.name != AUTO:
+        check_attention(catalogue, config.attention.name, Platform())  # before a model is fetched, perhaps for nothing
     files = resolve_model(config.model.name, on_progress, revision=config.model.revision, token=hub_token)
     config = _at_commit(config, files)
     check_max_model_len(config, files)

@@ -25,7 +25,7 @@ def check_config(config: EngineConfig) -> None:
     _check_scheduler(config.scheduler)
     _check_lengths(config.scheduler, config.model.max_model_len)
     _check_kv_cache(config.kv_cache)
-    _check_executor(config.executor)
+    _check_executor(config.executor, config.scheduler.max_num_seqs)
     _check_seed("seed", config.seed)
 
 
@@ -111,9 +111,20 @@ def _check_kv_cache(kv_cache: KVCacheConfig) -> None:
         raise wrong("kv_cache.gpu_memory_utilization", share, "a share of the GPU's memory, above 0 and up to 1")
 
 
-def _check_executor(executor: ExecutorConfig) -> None:
+def _check_executor(executor: ExecutorConfig, max_num_seqs: int) -> None:
     _at_least("executor.num_threads", executor.num_threads, 1, "threads", "the physical cores")
     _at_most("executor.num_threads", executor.num_threads, MAX_THREADS, "threads")
+    sizes = executor.cudagraph_capture_sizes
+    if sizes is None:
+        return
+    if executor.enforce_eager:
+        raise InvalidValueError(
+            "executor.cudagraph_capture_sizes",
+            "executor.cudagraph_capture_sizes has no effect with executor.enforce_eager=true; leave out one of them",
+        )
+    if not sizes or not all(1 <= size <= max_num_seqs for size in sizes):
+        allowed = f"numbers of requests from 1 to scheduler.max_num_seqs ({max_num_seqs}), at least one"
+        raise wrong("executor.cudagraph_capture_sizes", list(sizes), allowed)
 
 
 def refuse_targets(value: object, key: str) -> None:

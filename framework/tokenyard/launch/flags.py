@@ -85,6 +85,13 @@ def _names(key: str, value: str, flag: str) -> str:
     return f"{key}=[{','.join(names)}]"
 
 
+def _counts(key: str, value: str, flag: str) -> str:
+    numbers = [parse_length(number) for number in value.split(",")]
+    if None in numbers:
+        raise ConfigError(f"{flag} takes whole numbers with commas between, such as 1,2,4,8; got {value!r}")
+    return f"{key}=[{','.join(map(str, numbers))}]"
+
+
 def _number(key: str, value: str, flag: str) -> str:
     try:
         return f"{key}={float(value)}"
@@ -139,6 +146,14 @@ _FLAGS = (
     _Flag("--enable-prefix-caching", "kv_cache.enable_prefix_caching", None, "", "share the K/V of equal beginnings"),
     _Flag("--attention-backend", "attention", _text, "NAME", "an attention backend, or auto"),
     _Flag("--distributed-executor-backend", "executor", _text, "NAME", "an executor"),
+    _Flag("--enforce-eager", "executor.enforce_eager", None, "", "never record CUDA graphs"),
+    _Flag(
+        "--cudagraph-capture-sizes",
+        "executor.cudagraph_capture_sizes",
+        _counts,
+        "SIZES",
+        "numbers of requests with CUDA graphs, such as 1,2,4,8",
+    ),
     _Flag("--max-logprobs", "model.max_logprobs", _integer, "N", "most logprobs of a position; -1 = no limit"),
     _Flag(
         "--logits-processors",
@@ -159,8 +174,9 @@ _PARALLEL_SIZES = (
 _UNAVAILABLE_TEXT = """
 --quantization -q --trust-remote-code --code-revision --tokenizer --tokenizer-revision --tokenizer-mode
 --skip-tokenizer-init --hf-overrides --hf-config-path --hf-token --load-format --download-dir --config-format
---served-model-name --generation-config --override-generation-config --enforce-eager --max-seq-len-to-capture
---kv-cache-dtype --cpu-offload-gb --swap-space --prefix-caching-hash-algo --disable-sliding-window
+--served-model-name --generation-config --override-generation-config --max-cudagraph-capture-size
+--max-seq-len-to-capture --kv-cache-dtype --cpu-offload-gb --swap-space --prefix-caching-hash-algo
+--disable-sliding-window
 --max-num-scheduled-tokens --max-num-queued-reqs --max-num-queued-tokens --max-num-partial-prefills
 --max-long-partial-prefills --scheduler-cls --async-scheduling --no-async-scheduling --stream-interval
 --enable-expert-parallel --data-parallel-size-local --data-parallel-address --data-parallel-rpc-port

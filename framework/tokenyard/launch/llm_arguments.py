@@ -28,6 +28,8 @@ _KEYS: Mapping[str, str] = {
     "kv_cache_memory_bytes": "kv_cache.memory",
     "gpu_memory_utilization": "kv_cache.gpu_memory_utilization",
     "enable_prefix_caching": "kv_cache.enable_prefix_caching",
+    "enforce_eager": "executor.enforce_eager",
+    "cudagraph_capture_sizes": "executor.cudagraph_capture_sizes",
     "max_logprobs": "model.max_logprobs",
     "logits_processors": "logits_processors",
 }
@@ -42,7 +44,6 @@ _DTYPES: Mapping[str, str] = {"half": "float16", "float": "float32"}
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     # what vLLM's scripts pass although it changes nothing here; any other value is refused by name
     "disable_log_stats": (True,),
-    "enforce_eager": (True, False),
     "trust_remote_code": (False,),
     "tensor_parallel_size": (1,),
     "pipeline_parallel_size": (1,),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     import torch
@@ -61,6 +61,7 @@ class PagedAttention:
 class CausalLM(ABC):
     """A loaded decoder. Used by the model runner in the worker process, from one thread, under torch.inference_mode."""
 
+    can_record: ClassVar[bool] = False  # `states` may be recorded in a CUDA graph: it never waits for the device
     description: str  # which decoder this is and why, for `doctor` and the worker's report: "fast decoder (llama)"
 
     @property

@@ -3,8 +3,7 @@
 Queries, keys and values come from one matrix, gate and up from another; there is no module tree to walk. In float32
 with plain linear layers the logits are bit-identical to transformers' for the same packed input and attention. In half
 precision what the layers add up to is kept in float32, which costs nothing beside the matrices: rounded after every
-layer it would lose what later layers add.
-`families` says where an architecture differs.
+layer it would lose what later layers add. `families` says where an architecture differs.
 
 Legend: T = tokens, E = hidden size, H / HK = query / KV heads, D = head size, V = vocabulary.
 """

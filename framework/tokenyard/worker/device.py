@@ -36,26 +36,44 @@ def choose_dtype(name: str, checkpoint: str) -> torch.dtype:
 
 
 def set_threads(num_threads: int | None) -> int:
-    """CPU threads of torch; OMP_NUM_THREADS, where set, is what torch has read already."""
-    if num_threads is None and "OMP_NUM_THREADS" not in os.environ:
-        num_threads = physical_cores()
-    if num_threads is not None and num_threads != torch.get_num_threads():
+    """CPU threads of torch; OMP_NUM_THREADS, where set, is what torch has read already.
+
+    Never more than the CPUs that this process may use: threads that take turns on one wait for each other in every
+    operator. Whoever asked for more is told.
+    """
+    given = f"executor.num_threads={num_threads}"
+    if num_threads is None:
+        given = f"OMP_NUM_THREADS={(environment := os.environ.get('OMP_NUM_THREADS'))}"
+        num_threads = physical_cores() if environment is None else max(torch.get_num_threads(), _count(environment))
+    if num_threads > (most := len(usable_cpus())):
+        logger.warning("%s: this process may use %d CPU(s), and gets as many threads", given, most)
+        num_threads = most
+    if num_threads != torch.get_num_threads():
         torch.set_num_threads(num_threads)
     return torch.get_num_threads()
 
 
+def _count(text: str) -> int:
+    """OMP_NUM_THREADS as one number; 0 for a list, which torch reads in its own way."""
+    return int(text) if text.strip().isdecimal() else 0
+
+
+def usable_cpus() -> set[int]:
+    """Logical CPUs that this process may use."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
 def physical_cores() -> int:
     """Physical cores that this process may use: two threads of one core do not speed up linear algebra."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     cores = set()
-    for cpu in allowed:
+    for cpu in usable_cpus():
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         cores.add(siblings.read_text().strip() if siblings.is_file() else str(cpu))
     return max(1, len(cores))
 
 
 def available_kv_bytes(config: KVCacheConfig, device: torch.device) -> int:
-    """Bytes for the K/V cache, once the model is loaded."""
+    """Bytes for the K/V cache, once the model is loaded. A GPU's are profiled, but where the config says the size."""
     if config.memory is not None:
         return parse_bytes(config.memory)
     if device.type == "cuda":

@@ -50,7 +50,7 @@ class PromptRows(NamedTuple):
 class StepInputs:
     """One step, packed: sequence i owns rows query_start[i] : query_start[i + 1] of the T tokens."""
 
-    token_ids: LongArray  # [T]
+    token_ids: LongArray  # [T]; one below 0 stands for a token that the host does not know yet: see LastTokens
     positions: LongArray  # [T]
     query_start: IntArray  # [R + 1]
     seq_lens: IntArray  # [R] including this step's tokens
@@ -81,6 +81,7 @@ class InputBatch:
         self._processors = processors
         self._block_size = block_size
         max_blocks = -(-(max_model_len + 1) // block_size)  # one token too many is told by name, not by an IndexError
+        self.num_groups, self.max_blocks = num_groups, max_blocks  # block tables of a slot, and their width
         self._token_ids = np.zeros((num_slots, max_model_len + 1), dtype=np.int32)  # [C, positions]
         self._tables = [np.full((num_slots, max_blocks), NULL_BLOCK, dtype=np.int32) for _ in range(num_groups)]
         self._requests: list[SampledRequest | None] = [None] * num_slots
@@ -118,8 +119,8 @@ class InputBatch:
             prompts=prompts,
         )
 
-    def append(self, slots: LongArray, positions: IntArray, token_ids: IntArray) -> None:
-        """Remember sampled tokens as the next inputs of their slots."""
+    def append(self, slots: LongArray, positions: IntArray, token_ids: IntArray | LongArray) -> None:
+        """Remember sampled tokens, or what stands for them meanwhile, as the next inputs of their slots."""
         self._token_ids[slots, positions] = token_ids
 
     def tokens(self, slot: int, count: int) -> IntArray:

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
-from tokenyard.interfaces.attention import AttentionBackend, AttentionBatch
-from tokenyard.logprob_rows import of_kept_tokens
 from tokenyard.model.causal_lm import CausalLM, PagedAttention
-from tokenyard.runner_output import ModelRunnerOutput
+from tokenyard.worker.decode_graphs import DecodeGraphs
+from tokenyard.worker.last_tokens import LastTokens
 from tokenyard.worker.prompt_logprobs import prompt_logprobs
+from tokenyard.worker.sampled_step import SampledRows, SampledStep
 from tokenyard.worker.sampler import NOT_FINITE, Sampler, SamplingBatch
+from tokenyard.worker.step_tensors import upload_step
+from tokenyard.worker.stream import PAST, DeviceStream, HostStream
+from tokenyard.worker.uploads import to_device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tokenyard.arrays import IntArray, LongArray
-    from tokenyard.interfaces.attention import AttentionLayer
-    from tokenyard.runner_output import Logprobs, PromptLogprobs
+    from tokenyard.arrays import LongArray
+    from tokenyard.interfaces.attention import AttentionBackend, AttentionLayer
+    from tokenyard.runner_output import PromptLogprobs
     from tokenyard.scheduler_output import SchedulerOutput
+    from tokenyard.worker.graph_recorder import GraphRecorder
     from tokenyard.worker.input_batch import InputBatch, PromptRows, StepInputs
-
-_NO_TOKENS: IntArray = np.empty(0, dtype=np.int32)
 
 
 class _Executed(NamedTuple):
@@ -34,24 +37,21 @@ class _Executed(NamedTuple):
     states: torch.Tensor  # of the rows that sample, then of those that tell of prompt tokens
 
 
-class _SampledRows(NamedTuple):
+class _Columns(NamedTuple):
     """Sampling parameters as columns, and the rows that they are of."""
 
     version: int  # of the batch
     slots: LongArray
-    columns: SamplingBatch
-
-
-class _Tokens(NamedTuple):
-    """What was sampled. N = rows that sampled a token."""
-
-    rows: LongArray  # [N] of the step
-    token_ids: IntArray  # [N]
-    logprobs: Logprobs | None
+    batch: SamplingBatch
+    device_slots: torch.Tensor | None  # None = their tokens do not stay on the device
 
 
 class ModelRunner:
-    """`execute` and `sample` alternate; both run under torch.inference_mode."""
+    """`execute` and `sample` alternate; both run under torch.inference_mode, in one thread.
+
+    On a device that works behind the host neither waits for it, but where a row needs to: the tokens stay on the device
+    as the next step's inputs, and the result that `sample` returns is what waits for them.
+    """
 
     def __init__(
         self,
@@ -64,6 +64,8 @@ class ModelRunner:
         sampler: Sampler,
         device: torch.device,
         seed: int,
+        stream: DeviceStream | None = None,  # None = the device is a CPU
+        num_slots: int = 0,  # that keep their last tokens on the device; the others' steps are waited for
     ) -> None:
         self._model = model
         self._backend = backend
@@ -72,44 +74,83 @@ class ModelRunner:
         self._sampler = sampler
         self._device = device
         self._seed = seed
+        self._stream = stream or HostStream()
+        self._last_tokens = LastTokens(num_slots, device)
+        self._graphs: DecodeGraphs | None = None
+        self._planned = PAST  # the point behind the last step's plans
         self._executed: _Executed | None = None
-        self._sampling: _SampledRows | None = None  # of the last batch, while it stays the same
+        self._in_flight: deque[SampledStep] = deque()  # steps whose tokens the batch does not know yet, oldest first
+        self._columns: _Columns | None = None  # of the last batch, while it stays the same
+
+    @torch.inference_mode()
+    def record_graphs(self, recorder: GraphRecorder, sizes: Sequence[int], max_seq_len: int) -> None:
+        """From now on replay decoding steps of up to so many rows. Raises what recording raises."""
+        self._graphs = DecodeGraphs(
+            forward=self._states,
+            backend=self._backend,
+            stream=self._stream,
+            recorder=recorder,
+            device=self._device,
+            num_groups=self._batch.num_groups,
+            max_blocks=self._batch.max_blocks,
+            max_seq_len=max_seq_len,
+            sizes=sizes,
+        )
 
     @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> None:
         """Forward pass of a step, up to its hidden states; they wait for `sample`."""
+        self._land(waits=False)
         self._batch.apply(output)
         inputs = self._batch.build(output)
-        self._attention.begin_step([self._backend.plan(batch) for batch in self._attention_batches(inputs)])
-        rows = inputs.sampled_rows
-        if inputs.prompts:
-            rows = np.concatenate((rows, inputs.prompt_rows))
-        states = self._model.states(
-            self._to_device(inputs.token_ids), self._to_device(inputs.positions), self._to_device(rows), self._attention
-        )
+        self._planned.wait()  # a backend may now write again to what it copied its last plan from
+        if self._graphs is not None and self._graphs.can_run(inputs):
+            states = self._replay(self._graphs, inputs)
+        else:
+            states = self._run(inputs)
         self._executed = _Executed(output, inputs.prompts, states)
 
     @torch.inference_mode()
-    def sample(self) -> ModelRunnerOutput:
+    def sample(self) -> SampledStep:
         """Tokens of the step that was executed last, and prompt logprobs; a row that fails has neither."""
         if self._executed is None:
             raise RuntimeError("sample() without a step that was executed and not sampled yet")
         step, self._executed = self._executed, None
-        output = step.output
         chunks, failed = self._prompt_logprobs(step)
-        errors = dict.fromkeys(failed, NOT_FINITE)
-        tokens = self._sample(step, errors)
-        num_sampled = np.zeros(output.num_rows, dtype=np.int32)
-        num_sampled[tokens.rows] = 1
-        named = zip(self._batch.requests(output.slots[list(errors)]), errors.values(), strict=True) if errors else ()
-        return ModelRunnerOutput(
-            step=output.step,
-            num_sampled=num_sampled,
-            token_ids=tokens.token_ids,
-            logprobs=tokens.logprobs,
-            prompt_logprobs=chunks,
-            errors={request.request_id: text for request, text in named},
+        requests = self._batch.requests(step.output.slots[list(failed)]) if failed else ()
+        sampled = self._sample(step, failed)
+        result = SampledStep(step.output, sampled, chunks, {request.request_id: NOT_FINITE for request in requests})
+        if sampled is not None:
+            self._keep(result, sampled)
+        return result
+
+    def _replay(self, graphs: DecodeGraphs, inputs: StepInputs) -> torch.Tensor:
+        graphs.load(inputs)
+        self._planned = self._stream.mark()
+        states = graphs.replay()
+        rows = inputs.sampled_rows
+        return states if len(rows) == len(states) else states[to_device(rows, self._device)]
+
+    def _run(self, inputs: StepInputs) -> torch.Tensor:
+        """Kernel by kernel."""
+        rows = inputs.sampled_rows
+        tensors, wanted = upload_step(
+            self._stream, inputs, np.concatenate((rows, inputs.prompt_rows)) if inputs.prompts else rows
         )
+        token_ids = tensors.token_ids
+        if self._stream.is_async and (inputs.token_ids < 0).any():  # also of a row that failed, and that nobody reads
+            token_ids = self._last_tokens.fill(token_ids)
+        plans = [self._backend.plan(batch) for batch in tensors.batches(inputs)]
+        self._planned = self._stream.mark()
+        self._attention.begin_step(plans)
+        return self._model.states(token_ids, tensors.positions, wanted, self._attention)
+
+    def _states(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, plans: Sequence[object]
+    ) -> torch.Tensor:
+        """What a graph records: any of its rows may take its token from the device."""
+        self._attention.begin_step(plans)
+        return self._model.states(self._last_tokens.fill(token_ids), positions, rows, self._attention)
 
     def _prompt_logprobs(self, step: _Executed) -> tuple[Sequence[PromptLogprobs], Sequence[int]]:
         """What the step tells of prompts, and the rows that failed."""
@@ -118,60 +159,53 @@ class ModelRunner:
         states = step.states[np.count_nonzero(step.output.samples) :]
         return prompt_logprobs(step.prompts, states, self._model.logits, self._model.shape.vocab_size)
 
-    def _sample(self, step: _Executed, errors: dict[int, str]) -> _Tokens:
-        """Tokens of the rows that sample and have no error; to `errors` (row -> why) come those that fail here."""
-        rows = np.flatnonzero(step.output.samples)
-        if not len(rows):
-            return _Tokens(rows, _NO_TOKENS, None)
+    def _sample(self, step: _Executed, failed: Sequence[int]) -> SampledRows | None:
+        """Choose tokens for the rows that sample and have not failed; None when there are none."""
+        output = step.output
+        rows = np.flatnonzero(output.samples)
         states = step.states[: len(rows)]
-        if errors:
-            is_good = ~np.isin(rows, list(errors))
-            rows, states = rows[is_good], states[torch.from_numpy(is_good).to(states.device)]
-            if not len(rows):
-                return _Tokens(rows, _NO_TOKENS, None)
-        return self._choose(step.output, rows, self._model.logits(states), errors)
-
-    def _choose(
-        self, output: SchedulerOutput, rows: LongArray, logits: torch.Tensor, errors: dict[int, str]
-    ) -> _Tokens:
+        if failed and len(rows):
+            is_good = ~np.isin(rows, list(failed))
+            rows, states = rows[is_good], states[to_device(is_good, states.device)]
+        if not len(rows):
+            return None
         slots, positions = output.slots[rows], (output.num_computed_tokens + output.num_scheduled_tokens)[rows]
-        token_ids, logprobs, failed = self._sampler.sample(
-            logits,
-            self._columns(slots, logits.shape[-1]),
-            positions,
-            lambda row: self._batch.tokens(int(slots[row]), int(positions[row])),
+        logits = self._model.logits(states)
+        columns = self._columns_of(slots, logits.shape[-1])
+        if columns.batch.edits.need_history:
+            self._land(waits=True)
+        chosen = self._sampler.choose(
+            logits, columns.batch, positions, lambda row: self._batch.tokens(int(slots[row]), int(positions[row]))
         )
-        if failed:
-            errors |= {int(rows[index]): text for index, text in failed.items()}
-            is_good = ~np.isin(np.arange(len(rows)), list(failed))
-            rows, slots, positions, token_ids = rows[is_good], slots[is_good], positions[is_good], token_ids[is_good]
-            logprobs = logprobs and of_kept_tokens(logprobs, is_good)
-        self._batch.append(slots, positions, token_ids)
-        return _Tokens(rows, token_ids, logprobs)
+        return SampledRows(
+            rows=rows,
+            slots=slots,
+            positions=positions,
+            columns=columns.batch,
+            chosen=chosen,
+            download=self._stream.download(chosen.results),
+            device_slots=columns.device_slots,
+        )
 
-    def _columns(self, slots: LongArray, vocab_size: int) -> SamplingBatch:
-        rows = self._sampling
-        if rows is None or rows.version != self._batch.version or not np.array_equal(rows.slots, slots):
-            columns = SamplingBatch.of(self._batch.requests(slots), vocab_size, self._device, self._seed)
-            rows = self._sampling = _SampledRows(self._batch.version, slots, columns)
-        return rows.columns
+    def _keep(self, result: SampledStep, sampled: SampledRows) -> None:
+        """Make the tokens inputs of the next step: on the device where that can be, else as soon as they are here."""
+        if sampled.device_slots is None or sampled.columns.logprobs is not None:
+            self._batch.append(*result.tokens())
+            return
+        self._last_tokens.store(sampled.device_slots, sampled.chosen.token_ids)
+        self._batch.append(sampled.slots, sampled.positions, LastTokens.stand_ins(sampled.slots))
+        self._in_flight.append(result)
 
-    def _attention_batches(self, inputs: StepInputs) -> list[AttentionBatch]:
-        query_lens = np.diff(inputs.query_start)
-        return [
-            AttentionBatch(
-                query_start_loc=self._to_device(inputs.query_start),
-                seq_lens=self._to_device(inputs.seq_lens),
-                block_table=self._to_device(table),
-                slot_mapping=self._to_device(mapping),
-                query_lens=query_lens.tolist(),
-                context_lens=inputs.seq_lens.tolist(),
-                max_query_len=int(query_lens.max()),
-                max_seq_len=int(inputs.seq_lens.max()),
-                host_block_table=table,
-            )
-            for table, mapping in zip(inputs.block_tables, inputs.slot_mappings, strict=True)
-        ]
+    def _land(self, *, waits: bool) -> None:
+        """Tell the batch the tokens of steps that are done, or of all."""
+        while self._in_flight and (waits or self._in_flight[0].is_done()):
+            self._batch.append(*self._in_flight.popleft().tokens())
 
-    def _to_device(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+    def _columns_of(self, slots: LongArray, vocab_size: int) -> _Columns:
+        columns = self._columns
+        if columns is None or columns.version != self._batch.version or not np.array_equal(columns.slots, slots):
+            batch = SamplingBatch.of(self._batch.requests(slots), vocab_size, self._device, self._seed)
+            stays = self._stream.is_async and self._last_tokens.has(slots)
+            device_slots = to_device(slots.astype(np.int64), self._device) if stays else None
+            columns = self._columns = _Columns(self._batch.version, slots, batch, device_slots)
+        return columns

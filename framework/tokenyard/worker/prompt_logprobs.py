@@ -12,6 +12,7 @@ import torch
 
 from tokenyard.runner_output import Logprobs, PromptLogprobs
 from tokenyard.worker.sampler import token_logprobs
+from tokenyard.worker.uploads import to_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -70,7 +71,7 @@ def prompt_logprobs(
     offsets = np.cumsum([0, *counts]).tolist()
     chunks = [_Chunk(rows, offset, vocab_size) for rows, offset in zip(asked, offsets, strict=False)]
     num_top = np.repeat([chunk.num_top for chunk in chunks], counts).tolist()
-    token_ids = torch.from_numpy(np.concatenate([rows.token_ids for rows in asked]).astype(np.int64)).to(states.device)
+    token_ids = to_device(np.concatenate([rows.token_ids for rows in asked]).astype(np.int64), states.device)
     size = max(1, SLICE_BYTES // (4 * vocab_size))
     for start in range(0, len(num_top), size):
         part = slice(start, start + size)

@@ -7,14 +7,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
 
 from tokenyard.worker.sampling.batch import SamplingBatch
 from tokenyard.worker.sampling.logprobs import token_logprobs
 from tokenyard.worker.sampling.selection import argmax
+from tokenyard.worker.uploads import to_device
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    import torch
 
     from tokenyard.arrays import IntArray
     from tokenyard.runner_output import Logprobs
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from tokenyard.worker.sampling.batch import LogprobRows
     from tokenyard.worker.sampling.history import History
 
-__all__ = ["NOT_FINITE", "Sampled", "Sampler", "SamplingBatch", "token_logprobs"]
+__all__ = ["NOT_FINITE", "Chosen", "Sampled", "Sampler", "SamplingBatch", "token_logprobs"]
 
 NOT_FINITE = "the model's logits are not finite numbers: its weights are damaged, or too large for this dtype"
 
@@ -35,6 +37,21 @@ class Sampled(NamedTuple):
     errors: Mapping[int, str]  # row -> why it alone failed
 
 
+class Chosen(NamedTuple):
+    """The tokens of N rows on the device, and what is needed to tell which of them are none."""
+
+    token_ids: torch.Tensor  # [N] int64, within the vocabulary even where no token can be chosen
+    greatest: torch.Tensor  # [N] float32, of each row's raw logits: NaN when any is NaN
+    left: torch.Tensor | None  # [N] float32 the same after edits; None = there were none
+    raw: torch.Tensor | None  # [L, V] raw logits of the rows that ask for log probabilities
+    failed: Mapping[int, str]  # row -> why its logits processor failed
+
+    @property
+    def results(self) -> list[torch.Tensor]:
+        """What the host reads, as `Sampler.finish` takes it."""
+        return [self.token_ids, self.greatest] if self.left is None else [self.token_ids, self.greatest, self.left]
+
+
 class Sampler:
     """A row's token depends on its own logits, parameters and seed, never on other rows."""
 
@@ -42,29 +59,42 @@ class Sampler:
         self._device = device
 
     def sample(self, logits: torch.Tensor, batch: SamplingBatch, positions: IntArray, history: History) -> Sampled:
+        """`choose` and `finish` in one, which waits for the device."""
+        chosen = self.choose(logits, batch, positions, history)
+        return self.finish(chosen, [result.cpu().numpy() for result in chosen.results], batch, positions)
+
+    def choose(self, logits: torch.Tensor, batch: SamplingBatch, positions: IntArray, history: History) -> Chosen:
         """Tokens for `positions` [N], from logits [N, V] float32, which may be written to.
 
         `history(row)` are the row's tokens before its position, int32 [positions[row]]. It is asked for rows with
-        penalties, bad words or a logits processor only.
+        penalties, bad words or a logits processor only. Nothing is read back from the device, but to rank tokens for
+        `top_p`, or for more of `top_k` than are ranked at first; a logits processor may read what it likes.
         """
         asked = batch.logprobs
-        raw = None if asked is None else logits[torch.from_numpy(asked.rows).to(self._device)]  # before they change
+        raw = None if asked is None else logits[to_device(asked.rows, self._device)]  # before they change
         greatest = logits.amax(dim=-1)
-        errors = {row: NOT_FINITE for row, _ in _not_finite(greatest)}
-        if not batch.edits.is_empty:
-            errors = batch.edits.apply(logits, positions, history) | errors
-            greatest = logits.amax(dim=-1)
-            for row, value in _not_finite(greatest):
-                errors.setdefault(row, _why_none(batch.requests[row], int(positions[row]), value))
-        token_ids = self._choose(logits, greatest, batch, positions).to(torch.int32).cpu().numpy()
+        if batch.edits.is_empty:
+            return Chosen(self._choose(logits, greatest, batch, positions), greatest, None, raw, {})
+        failed = batch.edits.apply(logits, positions, history)
+        left = logits.amax(dim=-1)
+        return Chosen(self._choose(logits, left, batch, positions), greatest, left, raw, failed)
+
+    @staticmethod
+    def finish(chosen: Chosen, results: Sequence[np.ndarray], batch: SamplingBatch, positions: IntArray) -> Sampled:
+        """What was chosen, from the host's copy of `chosen.results`. Reads nothing from the device without logprobs."""
+        errors = {row: NOT_FINITE for row, _ in _not_finite(results[1])}
+        errors = {**chosen.failed, **errors}
+        for row, value in _not_finite(results[2]) if len(results) > 2 else ():
+            errors.setdefault(row, _why_none(batch.requests[row], int(positions[row]), value))
+        token_ids = results[0].astype(np.int32)
         token_ids[list(errors)] = 0
-        logprobs = None if asked is None or raw is None else _logprobs(raw, asked, token_ids, errors)
-        return Sampled(token_ids, logprobs, errors)
+        if batch.logprobs is None or chosen.raw is None:
+            return Sampled(token_ids, None, errors)
+        return Sampled(token_ids, _logprobs(chosen.raw, batch.logprobs, token_ids, errors), errors)
 
     def _choose(
         self, logits: torch.Tensor, greatest: torch.Tensor, batch: SamplingBatch, positions: IntArray
     ) -> torch.Tensor:
-        """[N] int64, within the vocabulary even where no token can be chosen."""
         if batch.drawn is None:
             return argmax(logits)
         if batch.drawn.index is None:
@@ -72,10 +102,9 @@ class Sampler:
         return argmax(logits).index_copy(0, batch.drawn.index, batch.drawn.draw(logits, greatest, positions))
 
 
-def _not_finite(greatest: torch.Tensor) -> list[tuple[int, float]]:
-    """(row, value) of what is no finite number among the greatest logits of the rows: NaN when any logit is NaN."""
-    values = greatest.cpu().numpy()
-    return [(row, float(values[row])) for row in np.flatnonzero(~np.isfinite(values)).tolist()]
+def _not_finite(greatest: np.ndarray) -> list[tuple[int, float]]:
+    """(row, value) of what is no finite number among the greatest logits of the rows."""
+    return [(row, float(greatest[row])) for row in np.flatnonzero(~np.isfinite(greatest)).tolist()]
 
 
 def _logprobs(raw: torch.Tensor, asked: LogprobRows, token_ids: IntArray, errors: Mapping[int, str]) -> Logprobs | None:
@@ -84,8 +113,8 @@ def _logprobs(raw: torch.Tensor, asked: LogprobRows, token_ids: IntArray, errors
     rows = asked.rows[is_good]
     if not len(rows):
         return None
-    chosen = torch.from_numpy(token_ids[rows].astype(np.int64)).to(raw.device)
-    raw = raw if is_good.all() else raw[torch.from_numpy(is_good).to(raw.device)]
+    chosen = to_device(token_ids[rows].astype(np.int64), raw.device)
+    raw = raw if is_good.all() else raw[to_device(is_good, raw.device)]
     found = token_logprobs(raw, chosen, asked.num_top[is_good].tolist())
     return replace(found, rows=rows.astype(np.int32))
 

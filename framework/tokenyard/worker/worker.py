@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,25 +13,33 @@ from tokenyard.interfaces.attention import AttentionBackend, AttentionBackendCon
 from tokenyard.interfaces.executor import KVCacheGroupSpec, KVCachePlan, WorkerReport
 from tokenyard.model.files import resolve_model
 from tokenyard.model.loader import load_model
-from tokenyard.parts import make_part
 from tokenyard.platform import Platform
 from tokenyard.plugins import load_catalogue
-from tokenyard.worker.attention_choice import AttentionChoice, choose_attention
+from tokenyard.worker.accelerator import accelerator_of
+from tokenyard.worker.attention_choice import AttentionChoice, attention_spec, check_attention, choose_attention
 from tokenyard.worker.device import available_kv_bytes, choose_device, choose_dtype, set_threads, zeros
+from tokenyard.worker.device_memory import first_line
+from tokenyard.worker.graph_start import graph_sizes, record_graphs
 from tokenyard.worker.input_batch import InputBatch
 from tokenyard.worker.kv_groups import KVGroups, group_layers
 from tokenyard.worker.logits_processors import LogitsProcessors, load_logits_processors
+from tokenyard.worker.memory_profile import MemoryProfile
 from tokenyard.worker.model_runner import ModelRunner
+from tokenyard.worker.profile_step import NUM_BLOCKS, largest_step
 from tokenyard.worker.sampler import Sampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from tokenyard.catalogue import Catalogue
     from tokenyard.config import EngineConfig
     from tokenyard.model.causal_lm import CausalLM, ModelShape
     from tokenyard.model.files import ModelFiles
-    from tokenyard.runner_output import ModelRunnerOutput
     from tokenyard.scheduler_output import SchedulerOutput
+    from tokenyard.worker.accelerator import Accelerator
+    from tokenyard.worker.sampled_step import SampledStep
+
+logger = logging.getLogger(__name__)
 
 
 class _Loaded(NamedTuple):
@@ -38,10 +47,12 @@ class _Loaded(NamedTuple):
 
     model: CausalLM
     backend: AttentionBackend
+    backend_name: str
     spec: AttentionSpec
     groups: KVGroups
     processors: LogitsProcessors
     max_model_len: int
+    graph_sizes: tuple[int, ...]  # numbers of rows; () = no CUDA graphs
 
 
 class Worker:
@@ -52,62 +63,48 @@ class Worker:
         self._on_progress = on_progress
         self._device = choose_device(config.executor.device)
         self._num_threads = set_threads(config.executor.num_threads)
+        self._accelerator: Accelerator | None = accelerator_of(self._device)
         self._loaded: _Loaded | None = None
         self._runner: ModelRunner | None = None
 
     def load(self) -> WorkerReport:
         """Load the model and choose the attention backend."""
         started = time.perf_counter()
-        files = resolve_model(self._config.model.name, self._on_progress, revision=self._config.model.revision)
-        dtype = choose_dtype(self._config.model.dtype, files.torch_dtype)
-        model = load_model(files, dtype=dtype, device=self._device)
-        spec = self._attention_spec(model, dtype)
         # Each process that needs plugins loads them for itself; within one process that happens once.
         catalogue = load_catalogue(self._config.plugins)
-        choice = choose_attention(catalogue, self._config.attention.name, spec, Platform())
+        check_attention(catalogue, self._config.attention.name, Platform())
+        files = resolve_model(self._config.model.name, self._on_progress, revision=self._config.model.revision)
+        dtype = choose_dtype(self._config.model.dtype, files.torch_dtype)
+        profile = self._memory_profile()
+        model = self._load_model(files, dtype)
+        choice, spec = self._choose_attention(catalogue, model.shape, dtype)
         max_model_len = self._longest_request(files)
         groups = group_layers(model.shape.layers, max_model_len)
         processors = load_logits_processors(
             self._config, catalogue, model.shape.vocab_size, self._device.type, self._seed()
         )
-        backend = self._make_backend(choice, spec)
-        self._loaded = _Loaded(model, backend, spec, groups, processors, max_model_len)
-        return WorkerReport(
-            kv_cache_groups=_group_specs(groups, model.shape, dtype),
-            available_bytes=available_kv_bytes(self._config.kv_cache, self._device),
-            vocab_size=model.shape.vocab_size,
-            decoder=model.description,
-            attention_backend=choice.descriptor.name,
-            device=str(self._device),
-            dtype=str(dtype).removeprefix("torch."),
-            load_seconds=time.perf_counter() - started,
-            attention_description=backend.description,
-        )
+        sizes = graph_sizes(self._config, self._accelerator, model, choice.backend, choice.name)
+        loaded = _Loaded(model, choice.backend, choice.name, spec, groups, processors, max_model_len, sizes)
+        self._loaded = loaded
+        available_bytes = self._available_bytes(loaded, profile)
+        return self._report(loaded, dtype, available_bytes, time.perf_counter() - started)
 
     def allocate_kv_cache(self, plan: KVCachePlan) -> None:
         """Allocate the K/V cache and make the runner."""
         if self._loaded is None:
             raise RuntimeError("load() comes first")
-        model, backend, spec, groups, processors, max_model_len = self._loaded
-        tensors = self._kv_tensors(backend.kv_cache_layout(spec, plan.num_blocks), spec.dtype, groups.num_tensors, plan)
-        max_model_len = max_model_len if plan.max_model_len is None else plan.max_model_len
-        self._runner = ModelRunner(
-            model=model,
-            backend=backend,
-            layers=groups.assign(model.shape.layers),
-            kv_caches=[tensors[place] for place in groups.tensor_of()],
-            batch=self._input_batch(plan.block_size, max_model_len, len(groups.groups), processors),
-            sampler=Sampler(self._device),
-            device=self._device,
-            seed=self._seed(),
-        )
+        max_model_len = self._loaded.max_model_len if plan.max_model_len is None else plan.max_model_len
+        self._runner = self._make_runner(self._loaded, plan, max_model_len)
+        sizes = self._loaded.graph_sizes
+        if self._accelerator is not None and sizes:
+            record_graphs(self._runner, self._accelerator, sizes, max_model_len, self._loaded.backend_name)
 
     def execute(self, output: SchedulerOutput) -> None:
         """Forward pass of a step."""
         self._ready().execute(output)
 
-    def sample(self) -> ModelRunnerOutput:
-        """Tokens of the executed step."""
+    def sample(self) -> SampledStep:
+        """Tokens of the executed step, as a future that may be asked from another thread."""
         return self._ready().sample()
 
     def call(self, name: str, arguments: Sequence[object]) -> object:
@@ -123,6 +120,74 @@ class Worker:
     def device_name(self) -> str:
         return str(self._device)
 
+    def _report(self, loaded: _Loaded, dtype: torch.dtype, available_bytes: int, load_seconds: float) -> WorkerReport:
+        shape = loaded.model.shape
+        return WorkerReport(
+            kv_cache_groups=_group_specs(loaded.groups, shape, dtype),
+            available_bytes=available_bytes,
+            vocab_size=shape.vocab_size,
+            decoder=loaded.model.description,
+            attention_backend=loaded.backend_name,
+            device=str(self._device),
+            dtype=loaded.spec.dtype,
+            load_seconds=load_seconds,
+            attention_description=loaded.backend.description,
+        )
+
+    def _make_runner(self, loaded: _Loaded, plan: KVCachePlan, max_model_len: int) -> ModelRunner:
+        groups, layout = loaded.groups, loaded.backend.kv_cache_layout(loaded.spec, plan.num_blocks)
+        tensors = self._kv_tensors(layout, loaded.spec.dtype, groups.num_tensors, plan)
+        return ModelRunner(
+            model=loaded.model,
+            backend=loaded.backend,
+            layers=groups.assign(loaded.model.shape.layers),
+            kv_caches=[tensors[place] for place in groups.tensor_of()],
+            batch=self._input_batch(plan.block_size, max_model_len, len(groups.groups), loaded.processors),
+            sampler=Sampler(self._device),
+            device=self._device,
+            seed=self._seed(),
+            stream=None if self._accelerator is None else self._accelerator.stream,
+            num_slots=2 * self._config.scheduler.max_num_seqs,  # a scheduler keeps those of steps in flight besides
+        )
+
+    def _load_model(self, files: ModelFiles, dtype: torch.dtype) -> CausalLM:
+        try:
+            return load_model(files, dtype=dtype, device=self._device)
+        except torch.OutOfMemoryError as error:
+            raise CapacityError(
+                f"the weights of {self._config.model.name} do not fit in the GPU's memory; free some, or take a "
+                f"smaller model or model.dtype ({first_line(error)})"
+            ) from error
+
+    def _memory_profile(self) -> MemoryProfile | None:
+        """Where the size of the K/V cache follows from what the rest leaves of a GPU."""
+        kv_cache = self._config.kv_cache
+        if self._accelerator is None or kv_cache.num_blocks is not None or kv_cache.memory is not None:
+            return None
+        return MemoryProfile(self._accelerator.memory, kv_cache.gpu_memory_utilization)
+
+    def _available_bytes(self, loaded: _Loaded, profile: MemoryProfile | None) -> int:
+        if profile is None:
+            return available_kv_bytes(self._config.kv_cache, self._device)
+        graph_rows = max(loaded.graph_sizes, default=0)
+        return profile.kv_cache_bytes(lambda: self._run_largest_step(loaded), self._config.scheduler, graph_rows)
+
+    def _run_largest_step(self, loaded: _Loaded) -> None:
+        scheduler, block_size = self._config.scheduler, self._config.kv_cache.block_size
+        plan = KVCachePlan(num_blocks=NUM_BLOCKS, block_size=block_size)
+        nobodys = loaded._replace(processors=LogitsProcessors([]))  # users' code is asked about users' requests alone
+        runner = self._make_runner(nobodys, plan, loaded.max_model_len)
+        runner.execute(
+            largest_step(
+                num_tokens=scheduler.max_num_batched_tokens,
+                num_seqs=scheduler.max_num_seqs,
+                max_model_len=loaded.max_model_len,
+                block_size=block_size,
+                num_groups=len(loaded.groups.groups),
+            )
+        )
+        runner.sample().result()
+
     def _longest_request(self, files: ModelFiles) -> int:
         """In tokens, as far as it is known before the cache's size is."""
         wanted = self._config.model.max_model_len
@@ -131,10 +196,17 @@ class Worker:
     def _seed(self) -> int:
         return self._config.seed if self._config.model.seed is None else self._config.model.seed
 
-    def _make_backend(self, choice: AttentionChoice, spec: AttentionSpec) -> AttentionBackend:
+    def _choose_attention(
+        self, catalogue: Catalogue, shape: ModelShape, dtype: torch.dtype
+    ) -> tuple[AttentionChoice, AttentionSpec]:
+        spec = attention_spec(shape, dtype=dtype, device=self._device, block_size=self._config.kv_cache.block_size)
         context = AttentionBackendContext(spec=spec, device=self._device, num_threads=self._num_threads)
-        options = self._config.attention.options
-        return make_part(choice.descriptor, AttentionBackend, lambda part: part.factory(options, context))
+        choice = choose_attention(catalogue, self._config.attention, context, Platform())
+        if choice.is_auto and self._on_progress is not None:
+            self._on_progress(str(choice))
+        else:
+            logger.info("%s", choice)
+        return choice, spec
 
     def _kv_tensors(
         self, layout: KVCacheLayout, dtype: str, count: int, plan: KVCachePlan
@@ -167,21 +239,6 @@ class Worker:
                 f"a batch of scheduler.max_num_seqs={num_slots} requests of up to {max_model_len} tokens does not fit "
                 "in memory; lower scheduler.max_num_seqs or model.max_model_len"
             ) from error
-
-    def _attention_spec(self, model: CausalLM, dtype: torch.dtype) -> AttentionSpec:
-        shape = model.shape
-        return AttentionSpec(
-            device_type=self._device.type,
-            dtype=str(dtype).removeprefix("torch."),
-            num_heads=shape.num_heads,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            v_head_dim=shape.v_head_dim,
-            block_size=self._config.kv_cache.block_size,
-            sliding_windows=frozenset(layer.sliding_window for layer in shape.layers if layer.sliding_window),
-            soft_caps=frozenset(layer.soft_cap for layer in shape.layers if layer.soft_cap),
-            has_sinks=any(layer.sinks is not None for layer in shape.layers),
-        )
 
     def _ready(self) -> ModelRunner:
         if self._runner is None:

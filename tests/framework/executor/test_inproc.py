@@ -18,6 +18,7 @@ from tokenyard.executor.inproc import InProcessExecutor
 from tokenyard.interfaces import ExecutorContext, GrammarOutput, KVCachePlan
 from tokenyard.sampling_params import SamplingParams
 from tokenyard.scheduler_output import RequestStart, SchedulerOutput, Slot
+from tokenyard.worker import device
 from tokenyard.worker.worker import Worker
 
 THREAD = "tokenyard-executor"
@@ -25,7 +26,9 @@ THREAD = "tokenyard-executor"
 
 def make(folder: Path | str, steps_in_flight: int) -> InProcessExecutor:
     made = InProcessExecutor(ExecutorContext(steps_in_flight=steps_in_flight))
-    report = made.initialize(EngineConfig(model=ModelConfig(name=str(folder)), attention=AttentionConfig()))
+    report = made.initialize(
+        EngineConfig(model=ModelConfig(name=str(folder)), attention=AttentionConfig(name="torch_native"))
+    )
     assert report.decoder == "fast decoder (llama)"
     assert report.attention_backend == "torch_native"
     assert (
@@ -280,17 +283,19 @@ def test_the_configured_threads_are_those_that_torch_computes_with(
     tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
     before, execute, seen = torch.get_num_threads(), Worker.execute, set()
+    wanted = before + 2
 
     def look(self: Worker, output: SchedulerOutput) -> None:
         seen.add((torch.get_num_threads(), threading.current_thread() is threading.main_thread()))
         execute(self, output)
 
     monkeypatch.setattr(Worker, "execute", look)
-    overrides = ["kv_cache.num_blocks=8", f"executor.num_threads={before + 2}"]
+    monkeypatch.setattr(device, "usable_cpus", lambda: set(range(wanted)))
+    overrides = ["kv_cache.num_blocks=8", f"executor.num_threads={wanted}"]
     try:
         with LLM(tiny_llama_dir, engine=engine, overrides=overrides) as llm:
             llm.generate("hi", SamplingParams(max_tokens=2, ignore_eos=True), use_tqdm=False)
-        assert seen == {(before + 2, engine == "sync")}
+        assert seen == {(wanted, engine == "sync")}
     finally:
         torch.set_num_threads(before)
 

@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 from tokenyard import ExecutorDescriptor, KVCacheManagerDescriptor, PolicyDescriptor, SchedulerDescriptor
 from tokenyard.catalogue import Catalogue
-from tokenyard.config import EngineConfig, KVCacheConfig, ModelConfig, NoOptions, PolicyConfig, SchedulerConfig
+from tokenyard.config import (
+    AttentionConfig,
+    EngineConfig,
+    KVCacheConfig,
+    ModelConfig,
+    NoOptions,
+    PolicyConfig,
+    SchedulerConfig,
+)
 from tokenyard.errors import CapacityError, ConfigError, PluginError
 from tokenyard.executor.inproc import InProcessExecutor
 from tokenyard.interfaces import PolicyContext, SchedulerContext, SchedulingPolicy
@@ -134,5 +142,6 @@ def test_an_attention_factory_that_fails_is_told_with_its_name(
         raise ZeroDivisionError("bug")
 
     monkeypatch.setattr(TorchNativeBackend, "__init__", fail)
+    named = dataclasses.replace(config, attention=AttentionConfig(name="torch_native"))
     with pytest.raises(PluginError, match="attention 'torch_native' failed to start: ZeroDivisionError: bug"):
-        build_engine(config, load_catalogue())
+        build_engine(named, load_catalogue())

@@ -111,6 +111,9 @@ def test_the_one_text_that_means_no_value_is_refused() -> None:
         (["--block-size", "8"], ["kv_cache.block_size=8"]),
         (["--num-gpu-blocks-override", "99"], ["kv_cache.num_blocks=99"]),
         (["--gpu-memory-utilization", "0.5"], ["kv_cache.gpu_memory_utilization=0.5"]),
+        (["--enforce-eager"], ["executor.enforce_eager=true"]),
+        (["--no-enforce-eager"], ["executor.enforce_eager=false"]),
+        (["--cudagraph-capture-sizes", "1,2, 0.05k"], ["executor.cudagraph_capture_sizes=[1,2,50]"]),
         (["--kv-cache-memory-bytes", "1024"], ["kv_cache.memory=1024"]),
         (["--kv-cache-memory-bytes", "1GiB"], ['kv_cache.memory="1GiB"']),
         (["--no-enable-prefix-caching"], ["kv_cache.enable_prefix_caching=false"]),
@@ -139,7 +142,8 @@ def test_a_flag_is_an_override(arguments: list[str], expected: list[str], catalo
         (["--speculative-config", "{}"], "--speculative-config"),
         (["--enable-lora"], "--enable-lora"),
         (["--kv-cache-dtype=fp8"], "--kv-cache-dtype"),
-        (["--enforce-eager"], "--enforce-eager"),
+        (["--max-cudagraph-capture-size", "64"], "--max-cudagraph-capture-size"),
+        (["--cudagraph-capture-sizes", "1 2"], "--cudagraph-capture-sizes"),
     ],
 )
 def test_a_flag_that_cannot_be_served_is_refused_by_its_name(arguments: list[str], flag: str) -> None:

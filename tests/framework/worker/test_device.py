@@ -9,6 +9,7 @@ import torch
 from tokenyard.config import KVCacheConfig
 from tokenyard.errors import ConfigError
 from tokenyard.memory_size import parse_bytes
+from tokenyard.worker import device
 from tokenyard.worker.device import available_kv_bytes, choose_device, choose_dtype, physical_cores, set_threads, zeros
 
 CPU = torch.device("cpu")
@@ -62,21 +63,56 @@ def num_threads() -> Iterator[int]:
     torch.set_num_threads(before)
 
 
-def test_torch_gets_the_threads_that_are_asked_for(num_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    for wanted in (num_threads + 1, num_threads):
-        assert set_threads(wanted) == wanted
-        assert torch.get_num_threads() == wanted
+def may_use(num_cpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "usable_cpus", lambda: set(range(num_cpus)))
+
+
+@pytest.mark.parametrize("wanted", [1, 3, 4])
+def test_torch_gets_the_threads_that_are_asked_for(
+    num_threads: int, wanted: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    may_use(4, monkeypatch)
+    assert set_threads(wanted) == wanted == torch.get_num_threads()
+    assert caplog.messages == []
 
 
 def test_without_a_number_the_environment_decides_and_else_the_cores(
     num_threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch.set_num_threads(physical_cores() + 1)
+    may_use(8, monkeypatch)
+    torch.set_num_threads(3)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert set_threads(None) == torch.get_num_threads() == physical_cores() + 1  # torch has read the variable already
+    assert set_threads(None) == torch.get_num_threads() == 3  # torch has read the variable already
     monkeypatch.delenv("OMP_NUM_THREADS")
     assert set_threads(None) == torch.get_num_threads() == physical_cores()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "environment", "named"),
+    [(64, None, "executor.num_threads=64"), (None, "64", "OMP_NUM_THREADS=64"), (64, "1", "executor.num_threads=64")],
+)
+def test_more_threads_than_cpus_become_as_many_as_cpus_with_one_warning(
+    num_threads: int,
+    wanted: int | None,
+    environment: str | None,
+    named: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    may_use(2, monkeypatch)
+    if environment is None:
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    else:
+        monkeypatch.setenv("OMP_NUM_THREADS", environment)
+    assert set_threads(wanted) == torch.get_num_threads() == 2
+    assert caplog.messages == [f"{named}: this process may use 2 CPU(s), and gets as many threads"]
+
+
+def test_a_list_of_thread_counts_is_left_to_torch(num_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_use(4, monkeypatch)
+    torch.set_num_threads(2)
+    monkeypatch.setenv("OMP_NUM_THREADS", "64,4")
+    assert set_threads(None) == 2
 
 
 def test_there_is_at_least_one_core() -> None:

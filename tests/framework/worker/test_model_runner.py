@@ -110,7 +110,7 @@ class Loop:
             block_table_updates=updates,
         )
         self.runner.execute(output)
-        result = self.runner.sample()
+        result = self.runner.sample().result()
         sampled = iter(result.token_ids.tolist())
         for slot, done, count in zip(scheduled, after, result.num_sampled.tolist(), strict=True):
             self.tokens[slot] += [next(sampled) for _ in range(count)]
@@ -192,7 +192,7 @@ def test_errors_of_one_row_name_its_request_and_leave_the_others_alone(window_mo
         samples=np.ones(2, dtype=np.bool_),
     )
     loop.runner.execute(output)
-    result = loop.runner.sample()
+    result = loop.runner.sample().result()
     assert list(result.errors) == ["r0"]
     assert result.num_sampled.tolist() == [0, 1]
     assert result.token_ids.tolist() == transformers_greedy(folder, prompts[1], 2)[1:]

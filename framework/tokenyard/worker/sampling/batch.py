@@ -12,6 +12,7 @@ from tokenyard.worker.sampling.draws import Streams, pick, request_seed
 from tokenyard.worker.sampling.edits import Edits
 from tokenyard.worker.sampling.limits import Limits
 from tokenyard.worker.sampling.running_sums import softmax_
+from tokenyard.worker.uploads import to_device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,8 +42,8 @@ class DrawnRows:
         params = [requests[row].params for row in rows]
         return cls(
             rows=np.array(rows, dtype=np.int64),
-            index=torch.tensor(rows, device=device) if len(rows) < len(requests) else None,
-            temperature=torch.tensor([[row.temperature] for row in params], dtype=torch.float32, device=device),
+            index=to_device(torch.tensor(rows), device) if len(rows) < len(requests) else None,
+            temperature=to_device(torch.tensor([[row.temperature] for row in params], dtype=torch.float32), device),
             limits=Limits.of(params, vocab_size, device),
             streams=Streams([request_seed(seed, requests[row]) for row in rows]),
         )
@@ -55,8 +56,7 @@ class DrawnRows:
         probabilities = softmax_(scaled)
         if self.limits is not None:
             self.limits.apply(probabilities)
-        uniforms = torch.from_numpy(self.streams.uniforms(positions[self.rows]))
-        return pick(probabilities, uniforms.to(logits.device))
+        return pick(probabilities, to_device(self.streams.uniforms(positions[self.rows]), logits.device))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,6 +50,12 @@ class Edits:
         masks = (self.allowed, self.banned, self.bad_words, self.bias)
         return all(edit is None for edit in (*masks, self.processors, self.repetition, self.output))
 
+    @property
+    def need_history(self) -> bool:
+        """Whether `apply` asks for tokens that rows have so far."""
+        edits = (self.bad_words, self.processors, self.repetition, self.output)
+        return any(edit is not None for edit in edits)
+
     def apply(self, logits: torch.Tensor, positions: IntArray, history: History) -> dict[int, str]:
         """Change logits [N, V] in place; row -> why its logits processor failed."""
         self._mask(logits, positions, history)

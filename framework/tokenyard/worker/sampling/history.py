@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
-import torch
 
 from tokenyard.arrays import IntArray, LongArray
+from tokenyard.worker.uploads import to_device
+
+if TYPE_CHECKING:
+    import torch
 
 History: TypeAlias = Callable[[int], IntArray]
 """All tokens of a row that are known, prompt and output, as a read-only view."""
@@ -28,7 +31,7 @@ class Pairs(NamedTuple):
 
     def on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """As an index into logits."""
-        return (torch.from_numpy(self.rows).to(device), torch.from_numpy(self.token_ids).to(device))
+        return (to_device(self.rows, device), to_device(self.token_ids, device))
 
 
 class HistoryTokens(NamedTuple):

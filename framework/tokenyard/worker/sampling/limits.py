@@ -14,6 +14,7 @@ import torch
 
 from tokenyard.worker.sampling.running_sums import RunningSums
 from tokenyard.worker.sampling.selection import drop_below, largest
+from tokenyard.worker.uploads import to_device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +36,7 @@ class Limits:
         """None when no row is limited."""
         has_min_p = any(row.min_p for row in params)
         limits = cls(
-            min_p=torch.tensor([row.min_p for row in params], device=device) if has_min_p else None,
+            min_p=to_device(torch.tensor([row.min_p for row in params]), device) if has_min_p else None,
             ranking=_Ranking.of(params, vocab_size, device),
         )
         return limits if has_min_p or limits.ranking is not None else None
@@ -64,6 +65,7 @@ class _Ranking:
     top_k: torch.Tensor  # [R] int64, V = unlimited
     top_p: torch.Tensor | None  # [R] float64, 1 = unlimited; None when no row limits
     width: int  # how many of the most likely tokens are put in order at first
+    is_settled: bool  # those are enough for every row, whatever its probabilities
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], vocab_size: int, device: torch.device) -> _Ranking | None:
@@ -73,13 +75,15 @@ class _Ranking:
         if not rows:
             return None
         has_top_p = any(params[row].top_p < 1.0 for row in rows)
-        top_p = torch.tensor([params[row].top_p for row in rows], dtype=torch.float64, device=device)
+        top_p = torch.tensor([params[row].top_p for row in rows], dtype=torch.float64)
         few = [top_k[row] for row in rows if top_k[row] <= _FIRST]
+        width = min(vocab_size, _FIRST if has_top_p or not few else max(few))
         return cls(
-            rows=torch.tensor(rows, device=device) if len(rows) < len(params) else None,
-            top_k=torch.tensor([top_k[row] for row in rows], device=device),
-            top_p=top_p if has_top_p else None,
-            width=min(vocab_size, _FIRST if has_top_p or not few else max(few)),
+            rows=to_device(torch.tensor(rows), device) if len(rows) < len(params) else None,
+            top_k=to_device(torch.tensor([top_k[row] for row in rows]), device),
+            top_p=to_device(top_p, device) if has_top_p else None,
+            width=width,
+            is_settled=not has_top_p and all(top_k[row] <= width or top_k[row] == vocab_size for row in rows),
         )
 
     def raise_floors(self, floors: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:
@@ -91,7 +95,9 @@ class _Ranking:
     def _ranked(self, floors: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:
         """The first tokens of all R rows; then all tokens of the rows for which those do not settle it."""
         first = _floors(largest(probabilities, self.width), floors, self.top_k, self.top_p, probabilities.shape[-1])
-        rest = (~first.is_final).nonzero().squeeze(-1)
+        if self.is_settled:
+            return first.floors
+        rest = (~first.is_final).nonzero().squeeze(-1)  # on a GPU the host waits here
         if not len(rest):
             return first.floors
         vocab_size = probabilities.shape[-1]

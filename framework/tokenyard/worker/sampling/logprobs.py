@@ -10,6 +10,7 @@ import torch
 from tokenyard.runner_output import Logprobs
 from tokenyard.worker.sampling.running_sums import rows_at_once
 from tokenyard.worker.sampling.selection import largest
+from tokenyard.worker.uploads import to_device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +37,7 @@ def token_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, num_top: Seque
     for count in np.unique(counts).tolist():
         rows = np.flatnonzero(counts == count)
         for part in np.split(rows, range(size, len(rows), size)):
-            index = torch.from_numpy(part).to(logits.device)
+            index = to_device(part, logits.device)
             table.fill(part, logits.index_select(0, index), token_ids.index_select(0, index), count)
     return Logprobs(
         rows=np.arange(len(counts), dtype=np.int32),

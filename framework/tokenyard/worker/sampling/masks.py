@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from tokenyard.worker.sampling.history import History, Pairs
+from tokenyard.worker.uploads import to_device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +40,7 @@ class AllowedTokens:
         if not lists:
             return None
         pairs = Pairs.of([(row, token_id) for row, token_ids in lists.items() for token_id in token_ids])
-        return cls(rows=torch.tensor([*lists], device=device), places=pairs.on(device))
+        return cls(rows=to_device(torch.tensor([*lists]), device), places=pairs.on(device))
 
     def apply(self, logits: torch.Tensor) -> None:
         """Put -inf at everything else."""
@@ -135,7 +136,7 @@ class LogitBias:
         }
         if not found:
             return None
-        biases = torch.tensor([*found.values()], dtype=torch.float32, device=device)
+        biases = to_device(torch.tensor([*found.values()], dtype=torch.float32), device)
         return cls(places=Pairs.of([*found]).on(device), biases=biases)
 
     def apply(self, logits: torch.Tensor) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from tokenyard.worker.sampling.history import History, Pairs, tokens_of
+from tokenyard.worker.uploads import to_device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +46,7 @@ class RepetitionPenalty:
         """Change logits [N, V] in place. A token that occurs several times is written as often, with one value."""
         tokens = tokens_of(self.rows, np.zeros_like(self.rows), history, logits.shape[-1])
         places = Pairs(self.rows[tokens.owners], tokens.token_ids).on(logits.device)
-        penalties = torch.from_numpy(self.penalties[tokens.owners]).to(logits.device)
+        penalties = to_device(self.penalties[tokens.owners], logits.device)
         old = logits[places].double()
         _write(logits, places, old, torch.where(old > 0, old / penalties, old * penalties))
 
@@ -85,8 +86,8 @@ class OutputPenalties:
         owners, token_ids = np.divmod(distinct, vocab_size)
         places = Pairs(self.rows[owners], token_ids).on(logits.device)
         old = logits[places].double()
-        penalties = torch.from_numpy(self.presence[owners] + self.frequency[owners] * counts)
-        _write(logits, places, old, old - penalties.to(logits.device))
+        penalties = to_device(self.presence[owners] + self.frequency[owners] * counts, logits.device)
+        _write(logits, places, old, old - penalties)
 
 
 def _write(
