@@ -5,6 +5,8 @@ attended by `scaled_dot_product_attention`; for decoding, the query heads that s
 head (on a CPU several times as fast as `enable_gqa` there). Soft caps, sinks and log-sum-exp take an explicit path in
 float32. Cache rows that no token was written to are zeroed in the work space: a mask alone would let NaN through.
 
+On a GPU nothing is gathered where torch's `varlen_attn` reads the pages itself: `find_varlen` says when.
+
 Legend: T = tokens of the step, B = sequences, H / HK = query / KV heads, G = H / HK, Q = query rows, L = K/V rows,
 D / DV = head size of keys / values.
 """
@@ -20,6 +22,7 @@ from tokenyard.interfaces import AttentionBackend, KVCacheLayout
 
 from tokenyard_backends.torch_native.explicit import attend_explicitly
 from tokenyard_backends.torch_native.plan import DecodeGroup, PromptWork, QuerySpan, StepPlan
+from tokenyard_backends.torch_native.varlen import find_varlen
 
 if TYPE_CHECKING:
     from tokenyard.interfaces import AttentionBackendContext, AttentionBatch, AttentionLayer, AttentionSpec
@@ -45,6 +48,7 @@ class TorchNativeBackend(AttentionBackend):
         exact = context.device.type == "cpu" and self._dtype == torch.float32
         self._row_padding = -self._group_size % _EVEN_ROWS if exact else 0
         self._work_space = _WorkSpace(context.device, self._dtype)
+        self._varlen, self.description = find_varlen(context)
 
     @classmethod
     def supports(cls, spec: AttentionSpec) -> list[str]:
@@ -84,7 +88,11 @@ class TorchNativeBackend(AttentionBackend):
         for cache, new in zip(kv_cache, (key, value), strict=True):
             cache.view(-1, *cache.shape[2:]).index_copy_(0, plan.slots, new)
         explicit = lse is not None or layer.soft_cap is not None or layer.sinks is not None
-        work = plan.work(layer.sliding_window, explicit=explicit)
+        window = layer.sliding_window
+        if self._varlen is not None and not explicit and self._varlen.serves(window):
+            out.copy_(self._varlen.attend(query, kv_cache, plan.varlen, scale=layer.scale, window=window))
+            return
+        work = plan.work(window, explicit=explicit)
         step = _LayerStep(self, layer, query, (key, value), kv_cache, out, lse, explicit)
         for group in work.groups:
             step.decode(group)

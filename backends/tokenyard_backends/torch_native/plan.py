@@ -1,5 +1,7 @@
 """What a step's attention has to do, worked out once a step and window on the host, for all layers.
 
+Nothing waits for the device: what is worked out here goes there through pinned memory.
+
 Decoding sequences (one query row each) are padded with others of their length class to groups of one K/V length. The
 class depends on the sequence alone, so its result does not depend on its batch mates. Every other sequence is attended
 alone, its query rows cut into spans that read only the keys they can see.
@@ -14,6 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+
+from tokenyard_backends.torch_native.varlen import VarlenStep, varlen_step
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -70,12 +74,21 @@ class StepPlan:
     def __init__(self, batch: AttentionBatch, block_size: int, dtype: torch.dtype) -> None:
         self.slots = batch.slot_mapping
         self._batch = batch
+        self._device = batch.block_table.device
         self._block_size = block_size
         self._dtype = dtype
         self._query_lens: Lengths = np.asarray(batch.query_lens, dtype=np.int64)
         self._context_lens: Lengths = np.asarray(batch.context_lens, dtype=np.int64)
         self._starts: Lengths = np.cumsum(self._query_lens) - self._query_lens
         self._work: dict[tuple[int | None, bool], StepWork] = {}
+        self._varlen: VarlenStep | None = None
+
+    @property
+    def varlen(self) -> VarlenStep:
+        """The step for torch's variable-length attention."""
+        if self._varlen is None:
+            self._varlen = varlen_step(self._batch, self._block_size)
+        return self._varlen
 
     def work(self, window: int | None, *, explicit: bool) -> StepWork:
         """The work of layers with `window`; `explicit` ones compute scores themselves and need every mask."""
@@ -118,7 +131,7 @@ class StepPlan:
             blocks=self._blocks(sequences[:, None], block_index).flatten(),
             num_sequences=len(sequences),
             unwritten=None if written.all() else self._to_device(np.flatnonzero(~written)),
-            mask=None if seen.all() else self._mask(seen)[:, None, None],
+            mask=None if seen.all() else self._mask(~seen)[:, None, None],
         )
 
     def _prompt(self, index: int, window: int | None, explicit: bool) -> PromptWork:
@@ -144,27 +157,35 @@ class StepPlan:
     def _span(self, first_row: int, low: int, high: int, origin: int, window: int | None) -> QuerySpan:
         """The query positions low:high of a sequence, in the step's rows from `first_row` on."""
         first = int(_window_start(np.asarray(low), window))
-        device = self._batch.block_table.device
-        queries = torch.arange(low, high, device=device)[:, None]
-        keys = torch.arange(first, high, device=device)
+        queries = torch.arange(low, high, device=self._device)[:, None]
+        keys = torch.arange(first, high, device=self._device)
         hidden = keys > queries
         if window is not None:
             hidden |= keys <= queries - window
-        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=device).masked_fill_(hidden, -torch.inf)
         rows = slice(first_row, first_row + high - low)
-        return QuerySpan(rows, slice(first - origin, high - origin), mask, causal=False)
+        return QuerySpan(rows, slice(first - origin, high - origin), self._added(hidden), causal=False)
 
     def _blocks(self, sequences: Lengths, block_index: Lengths) -> torch.Tensor:
         """Block ids of the table at (sequence, index), on the device."""
-        table = self._batch.block_table
-        return table[self._to_device(sequences), self._to_device(block_index)].long()
+        table = self._batch.host_block_table
+        if table is None:  # of a runner for an API before 1.4
+            return self._batch.block_table[self._to_device(sequences), self._to_device(block_index)].long()
+        return self._to_device(table[sequences, block_index].astype(np.int64))
 
-    def _mask(self, seen: NDArray[np.bool_]) -> torch.Tensor:
-        mask = torch.from_numpy(np.where(seen, np.float32(0), np.float32(-np.inf)))
-        return mask.to(self._batch.block_table.device, self._dtype)
+    def _mask(self, hidden: NDArray[np.bool_]) -> torch.Tensor:
+        return self._added(self._to_device(hidden))
 
-    def _to_device(self, values: Lengths) -> torch.Tensor:
-        return torch.from_numpy(values).to(self._batch.block_table.device)
+    def _added(self, hidden: torch.Tensor) -> torch.Tensor:
+        """What is added to scores."""
+        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
+        return mask.masked_fill_(hidden, -torch.inf)
+
+    def _to_device(self, values: NDArray[np.generic]) -> torch.Tensor:
+        host = torch.from_numpy(values)
+        if self._device.type != "cuda":
+            return host.to(self._device)
+        # From pageable memory the copy would wait for everything that the device has still to do.
+        return host.pin_memory().to(self._device, non_blocking=True)
 
 
 def _window_start(positions: Lengths, window: int | None) -> Lengths:
