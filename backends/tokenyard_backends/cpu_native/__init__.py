@@ -1,0 +1,1 @@
+"""Paged attention on a CPU in C++, compiled at first use."""
