@@ -8,8 +8,8 @@ import shutil
 import stat
 import subprocess
 import sys
-import time
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
