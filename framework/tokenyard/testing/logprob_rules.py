@@ -25,9 +25,10 @@ def check_prompt_logprobs(outputs: EngineCoreOutputs, records: Mapping[str, Requ
                 "request.only_live", f"prompt logprobs of '{chunk.request_id}', which has ended or never was"
             )
         _check_chunk(chunk, record)
+    failed = {finished.request_id for finished in outputs.finished if finished.error is not None}
     for request_id in outputs.request_ids:
         record = records.get(request_id)
-        if record is None or record.output_token_ids or not _asks_of_prompt(record):
+        if record is None or record.output_token_ids or not _asks_of_prompt(record) or request_id in failed:
             continue
         if record.prompt_logprobs_until < len(record.core.prompt_token_ids):
             raise ContractViolation(

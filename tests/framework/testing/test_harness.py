@@ -366,6 +366,15 @@ def test_a_request_can_be_made_to_fail_alone() -> None:
     assert made.request(good).finish_reason == "length"
 
 
+def test_a_request_that_fails_at_its_first_token_owes_no_prompt_logprobs() -> None:
+    engine = EngineHarness(["scheduler.max_num_batched_tokens=5", "scheduler.max_num_seqs=1"])
+    name = engine.add(list(range(1, 10)), max_tokens=2, prompt_logprobs=0)
+    engine.step()
+    engine.step(errors={name: "its logits are not finite"})
+    assert engine.request(name).finish_reason is FinishReason.ERROR
+    engine.check_idle()
+
+
 def test_finish_ends_alive_ids_and_ignores_others() -> None:
     made = harness()
     first, second = made.add([1]), made.add([2])
