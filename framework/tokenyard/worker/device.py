@@ -48,13 +48,19 @@ def set_threads(num_threads: int | None) -> int:
     if num_threads > (most := len(usable_cpus())):
         logger.warning("%s: this process may use %d CPU(s), and gets as many threads", given, most)
         num_threads = most
+    limit = _count(os.environ.get("OMP_THREAD_LIMIT", ""))
+    if 0 < limit < num_threads:  # libraries that plan for more threads than they get compute garbage
+        logger.warning(
+            "OMP_THREAD_LIMIT=%d is below the %d threads of this worker, which gets %d", limit, num_threads, limit
+        )
+        num_threads = limit
     if num_threads != torch.get_num_threads():
         torch.set_num_threads(num_threads)
     return torch.get_num_threads()
 
 
 def _count(text: str) -> int:
-    """OMP_NUM_THREADS as one number; 0 for a list, which torch reads in its own way."""
+    """A variable of OpenMP as one number; 0 for a list, which torch reads in its own way, and for none."""
     return int(text) if text.strip().isdecimal() else 0
 
 

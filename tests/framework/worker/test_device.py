@@ -108,6 +108,18 @@ def test_more_threads_than_cpus_become_as_many_as_cpus_with_one_warning(
     assert caplog.messages == [f"{named}: this process may use 2 CPU(s), and gets as many threads"]
 
 
+def test_the_limit_of_openmp_is_kept_and_told(
+    num_threads: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With fewer threads than they planned for, oneDNN's products are garbage."""
+    may_use(4, monkeypatch)
+    monkeypatch.setenv("OMP_THREAD_LIMIT", "2")
+    assert set_threads(3) == torch.get_num_threads() == 2
+    assert caplog.messages == ["OMP_THREAD_LIMIT=2 is below the 3 threads of this worker, which gets 2"]
+    assert set_threads(1) == 1
+    assert len(caplog.messages) == 1
+
+
 def test_a_list_of_thread_counts_is_left_to_torch(num_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     may_use(4, monkeypatch)
     torch.set_num_threads(2)
