@@ -7,6 +7,8 @@ import os
 import sys
 from pathlib import Path
 
+from tokenyard.errors import ConfigError
+
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -30,11 +32,19 @@ def expose_configs() -> None:
 
 
 def cache_dir() -> Path:
-    """`TOKENYARD_CACHE`, else `tokenyard` in the user's cache folder; not created here."""
-    if explicit := os.environ.get("TOKENYARD_CACHE"):
-        return _expanded(explicit)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (_expanded(base) if base else Path.home() / ".cache") / "tokenyard"
+    """`TOKENYARD_CACHE`, else `tokenyard` in the user's cache folder; not created here.
+
+    Raises ConfigError for a user without a home folder, as in a container that runs under a number.
+    """
+    try:
+        if explicit := os.environ.get("TOKENYARD_CACHE"):
+            return _expanded(explicit)
+        base = os.environ.get("XDG_CACHE_HOME")
+        return (_expanded(base) if base else Path.home() / ".cache") / "tokenyard"
+    except RuntimeError as error:
+        raise ConfigError(
+            "this user has no home folder; set TOKENYARD_CACHE to a folder for models and compiled kernels"
+        ) from error
 
 
 def _expanded(text: str) -> Path:

@@ -299,8 +299,51 @@ def test_without_a_cache_folder_they_are_built_for_this_process_and_it_is_told(
         caplog.clear()
         assert isinstance(make_backend(_CONTEXT), CpuNativeBackend)
         assert num_compiled(compiled) == turn
-        assert f"cannot keep its compiled kernels in {kept}" in caplog.text
+        assert f"cannot keep its compiled kernels, and compiles them at every start: {kept}: " in caplog.text
         assert "set TOKENYARD_CACHE to a folder that can be written" in caplog.text
+
+
+@needs_compiler
+def test_a_folder_that_others_can_write_to_is_neither_read_nor_written(
+    kept: Path, compiled: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever writes a library there would run in this process."""
+    load_kernels()
+    planted = list(kept.iterdir())
+    for mode in (0o777, 0o775):
+        kept.chmod(mode)
+        count = num_compiled(compiled)
+        load_kernels()
+        assert num_compiled(compiled) == count + 1
+        assert "other users can write there" in caplog.text
+        assert list(kept.iterdir()) == planted
+    kept.chmod(0o755)
+    assert load_kernels().isa
+    assert num_compiled(compiled) == count + 1
+
+
+@needs_compiler
+def test_its_own_folder_is_not_writable_by_others_whatever_the_umask(kept: Path, compiled: Path) -> None:
+    before = os.umask(0)
+    try:
+        load_kernels()
+    finally:
+        os.umask(before)
+    assert not kept.stat().st_mode & 0o022
+
+
+@needs_compiler
+def test_a_user_without_a_home_folder_gets_kernels_that_are_not_kept(
+    kept: Path, compiled: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("TOKENYARD_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", fail)
+    assert load_kernels().isa
+    assert "this user has no home folder; set TOKENYARD_CACHE" in caplog.text
 
 
 @needs_compiler

@@ -2,11 +2,13 @@
 
 A file's name carries the digest of its content, and it appears by renaming. So nothing half-written or damaged is ever
 loaded, and processes that build at the same time need no lock: each leaves a whole file, one of which is used.
+Whoever can write to the folder can make this process run what they like: one that others can write to is not used.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import logging
 import os
@@ -15,6 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from tokenyard.errors import ConfigError
 from tokenyard.paths import cache_dir
 
 from tokenyard_backends.cpu_native.build import (
@@ -60,14 +63,15 @@ def _folder() -> Path:
 
 
 def _key(compiler: Compiler) -> str:
-    sources = [path.read_text(encoding="utf-8") for path in sorted(SOURCES.iterdir())]
+    files = sorted(path for path in SOURCES.iterdir() if path.suffix in (".cpp", ".h"))
+    sources = [path.read_text(encoding="utf-8") for path in files]
     parts = (*sources, *flags_for_this_cpu(), *compiler.command, compiler.version, cpu_identity())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def _cached(key: str) -> Kernels | None:
     """The kept kernels; what is damaged or does not load is said and removed."""
-    for path in sorted(_folder().glob(f"{key}-*.so")):
+    for path in _kept(key):
         try:
             if path.stem != _stem(key, path.read_bytes()):
                 raise OSError("it is damaged")
@@ -76,6 +80,23 @@ def _cached(key: str) -> Kernels | None:
             logger.warning("attention=cpu_native builds its kernels again: %s: %s", path, error)
             _remove(path)
     return None
+
+
+def _kept(key: str) -> list[Path]:
+    try:
+        folder = _folder()
+    except ConfigError:  # told when something is to be kept
+        return []
+    return sorted(folder.glob(f"{key}-*.so")) if _is_own(folder) else []
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether only this user, or root, can put a library there."""
+    try:
+        about = folder.stat()
+    except OSError:
+        return False
+    return about.st_uid in (0, os.getuid()) and not about.st_mode & 0o022
 
 
 def _build(compiler: Compiler) -> Kernels:
@@ -102,27 +123,34 @@ def _load(paths: tuple[Path | None, ...]) -> Kernels:
 
 
 def _keep(key: str, built: Path) -> Path | None:
-    """Copy a library to the cache folder; None, and a warning, where that cannot be written."""
-    folder, content = _folder(), built.read_bytes()
-    target = folder / f"{_stem(key, content)}.so"
+    """Copy a library to the cache folder; None, and a warning, where that cannot be done."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix="new-", dir=folder)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-            Path(name).replace(target)
-        except BaseException:
-            _remove(Path(name))
-            raise
+        folder = _folder()
+        return _copy(key, built, folder)
+    except ConfigError as error:
+        reason = str(error)
     except OSError as error:
-        logger.warning(
-            "attention=cpu_native cannot keep its compiled kernels in %s (%s): they are compiled at every start; "
-            "set TOKENYARD_CACHE to a folder that can be written",
-            folder,
-            error.strerror,
-        )
-        return None
+        reason = f"{folder}: {error.strerror}; set TOKENYARD_CACHE to a folder that can be written by you alone"
+    logger.warning(
+        "attention=cpu_native cannot keep its compiled kernels, and compiles them at every start: %s", reason
+    )
+    return None
+
+
+def _copy(key: str, built: Path, folder: Path) -> Path:
+    content = built.read_bytes()
+    target = folder / f"{_stem(key, content)}.so"
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    if not _is_own(folder):
+        raise OSError(errno.EPERM, "other users can write there")
+    handle, name = tempfile.mkstemp(prefix="new-", dir=folder)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        Path(name).replace(target)
+    except BaseException:
+        _remove(Path(name))
+        raise
     return target
 
 
