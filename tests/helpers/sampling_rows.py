@@ -42,6 +42,14 @@ def logits_of(rows: Sequence[Row]) -> torch.Tensor:
     return torch.tensor([list(row.logits) for row in rows], dtype=torch.float32)
 
 
+def sampled_from(
+    logits: torch.Tensor, batch: SamplingBatch, positions: IntArray, history: Callable[[int], IntArray]
+) -> Sampled:
+    """Tokens for `positions`, on a device that has no queue."""
+    chosen = Sampler(CPU).choose(logits, batch, positions, history)
+    return Sampler.finish(chosen, [result.numpy() for result in chosen.results], batch, positions)
+
+
 def sample(
     rows: Sequence[Row],
     *,
@@ -55,7 +63,7 @@ def sample(
     requests = [request_of(row, name, call) for row, name, call in zip(rows, names, calls, strict=True)]
     batch = SamplingBatch.of(requests, len(rows[0].logits), CPU, engine_seed)
     with torch.inference_mode():
-        return Sampler(CPU).sample(logits_of(rows), batch, positions_of(rows), history_of(rows))
+        return sampled_from(logits_of(rows), batch, positions_of(rows), history_of(rows))
 
 
 def results(found: Sampled, num_rows: int) -> list[object]:
@@ -92,7 +100,7 @@ def draws(row: Row, count: int, name: str = "r") -> list[int]:
     tokens = np.array([*row.prompt, *row.output], dtype=np.int32)
     positions = np.full(count, len(tokens), dtype=np.int32)
     batch = SamplingBatch.of(requests, logits.shape[-1], CPU, 0)
-    found: list[int] = Sampler(CPU).sample(logits, batch, positions, lambda _: tokens).token_ids.tolist()
+    found: list[int] = sampled_from(logits, batch, positions, lambda _: tokens).token_ids.tolist()
     return found
 
 

@@ -34,7 +34,11 @@ class AttentionSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCacheLayout:
-    """Shapes of the key and the value cache of one layer for a given number of blocks."""
+    """Shapes of the key and the value cache of one layer for a given number of blocks.
+
+    Each has exactly num_blocks * block_size * num_kv_heads * head size elements: memory is counted by that, and a
+    worker refuses any other number.
+    """
 
     key_shape: tuple[int, ...]
     value_shape: tuple[int, ...]
@@ -52,7 +56,7 @@ class AttentionBatch:
     query_start_loc: torch.Tensor  # [N + 1] int32
     seq_lens: torch.Tensor  # [N] int32, K/V length after this step's tokens are written
     block_table: torch.Tensor  # [N, max_blocks] int32; entries past the sequence's blocks are arbitrary
-    slot_mapping: torch.Tensor  # [T] int64: block id * block_size + offset of each scheduled token
+    slot_mapping: torch.Tensor  # [T] int64: block id * block_size + offset of each scheduled token; never below 0
     query_lens: Sequence[int]  # [N]
     context_lens: Sequence[int]  # [N] seq_lens on the host
     max_query_len: int
@@ -70,7 +74,11 @@ class AttentionBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionLayer:
-    """What differs from layer to layer."""
+    """What differs from layer to layer.
+
+    `sinks` is the model's own parameter, on the worker's device: as a rule of the model's dtype, it may be of any
+    floating one.
+    """
 
     index: int  # position among the model's attention layers
     group: int = 0  # KV group
@@ -79,7 +87,7 @@ class AttentionLayer:
     soft_cap: float | None = None  # cap * tanh(score / cap)
     k_scale: float = 1.0  # of an fp8 cache: stored value * scale = key
     v_scale: float = 1.0
-    sinks: torch.Tensor | None = None  # [num_heads] logits that join each softmax's denominator
+    sinks: torch.Tensor | None = None  # [num_heads] logits that join each softmax's denominator; any floating dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +128,12 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def plan(self, batch: AttentionBatch) -> object:
-        """Prepare a step; the result is passed to each `forward` of the group in this step and then dropped."""
+        """Prepare a step; the result is passed to each `forward` of the group in this step and then dropped.
+
+        The plans of all groups of a step are made before its first `forward`, and live at the same time: what one of
+        them holds must outlast the next call. `batch` is not to be changed. Copies to the device that the plans of
+        earlier steps queued may not be done yet: host memory that they read is not to be written to.
+        """
 
     @abstractmethod
     def forward(
@@ -150,9 +163,10 @@ class AttentionBackend(ABC):
         """
         return self.plan(batch)
 
-    def update_capture(self, plan: object, batch: AttentionBatch) -> None:  # noqa: B027 - not abstract: a backend may have nothing to do
+    def update_capture(self, plan: object, batch: AttentionBatch) -> None:
         """Bring what the recorded calls read up to date before a replay (since API 1.4).
 
         `plan` came from `plan_capture`; `batch` has the same number of sequences, the same tensors with the contents
         of this step, and the host's facts of this step. Nothing to do where a graph reads these tensors alone.
         """
+        return

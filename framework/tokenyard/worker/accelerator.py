@@ -1,4 +1,8 @@
-"""Accelerator: what a worker uses of a GPU besides tensors. Everything that calls a driver is behind these three."""
+"""Accelerator: the parts of a worker that wait for a GPU's queue, record its graphs and ask for its memory.
+
+Tests replace all three. What calls the driver besides are torch's tensors (small copies by `uploads.to_device` among
+them), the choice of a device, and two readings: `Worker.memory_allocated` and `device.available_kv_bytes`.
+"""
 
 from __future__ import annotations
 

@@ -25,28 +25,31 @@ class GraphRecorder(ABC):
 
 
 class CudaGraphRecorder(GraphRecorder):
-    """CUDA graphs from one memory pool. Waits for the device, as recording may not begin behind unfinished work."""
+    """CUDA graphs from one memory pool and one stream, as each stream has a workspace of cuBLAS to itself.
+
+    Waits for the device, as recording may not begin behind unfinished work.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def record(self, function: Callable[[], torch.Tensor]) -> Graph:
         self._warm_up(function)
         graph = torch.cuda.CUDAGraph()
         # Other threads of the process, such as another engine's, may use the GPU meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             result = function()
         return _CudaGraph(graph, result)
 
     def _warm_up(self, function: Callable[[], torch.Tensor]) -> None:
-        """On a stream of its own, as torch asks for: what is prepared there is not part of the graph."""
+        """Not on the current stream, as torch asks for: what is prepared here is not part of the graph."""
         current = torch.cuda.current_stream(self._device)
-        aside = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        aside.wait_stream(current)
-        with torch.cuda.stream(aside):
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
             function()
-        current.wait_stream(aside)
+        current.wait_stream(self._stream)
         torch.cuda.synchronize(self._device)
 
 

@@ -52,15 +52,26 @@ def record_graphs(
     free, started = accelerator.memory.read().free, time.perf_counter()
     try:
         runner.record_graphs(accelerator.recorder, sizes, max_seq_len)
-    except torch.OutOfMemoryError as error:
-        raise CapacityError(
-            f"CUDA graphs do not fit beside the K/V cache ({first_line(error)}); lower "
-            "kv_cache.gpu_memory_utilization or executor.cudagraph_capture_sizes, or set executor.enforce_eager=true"
-        ) from error
     except RuntimeError as error:
-        raise PluginError(
-            f"attention '{backend_name}' could not be recorded in a CUDA graph ({first_line(error)}); "
-            "set executor.enforce_eager=true"
-        ) from error
+        raise _why_not_recorded(_root(error), backend_name) from error
     took, taken = time.perf_counter() - started, (free - accelerator.memory.read().free) / 2**20
     logger.info("%d CUDA graphs of up to %d rows: %.1f s, %.0f MiB", len(sizes), max(sizes), took, taken)
+
+
+def _root(error: BaseException) -> BaseException:
+    """What failed first: torch ends a recording that failed, which raises another error in its place."""
+    while (before := error.__cause__ or (None if error.__suppress_context__ else error.__context__)) is not None:
+        error = before
+    return error
+
+
+def _why_not_recorded(error: BaseException, backend_name: str) -> CapacityError | PluginError:
+    if isinstance(error, torch.OutOfMemoryError):
+        return CapacityError(
+            f"CUDA graphs do not fit beside the K/V cache ({first_line(error)}); lower "
+            "kv_cache.gpu_memory_utilization or executor.cudagraph_capture_sizes, or set executor.enforce_eager=true"
+        )
+    return PluginError(
+        f"attention '{backend_name}' could not be recorded in a CUDA graph ({first_line(error)}); "
+        "set executor.enforce_eager=true"
+    )

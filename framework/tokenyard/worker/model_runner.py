@@ -15,7 +15,7 @@ from tokenyard.worker.prompt_logprobs import prompt_logprobs
 from tokenyard.worker.sampled_step import SampledRows, SampledStep
 from tokenyard.worker.sampler import NOT_FINITE, Sampler, SamplingBatch
 from tokenyard.worker.step_tensors import upload_step
-from tokenyard.worker.stream import PAST, DeviceStream, HostStream
+from tokenyard.worker.stream import DeviceStream, HostStream
 from tokenyard.worker.uploads import to_device
 
 if TYPE_CHECKING:
@@ -77,7 +77,6 @@ class ModelRunner:
         self._stream = stream or HostStream()
         self._last_tokens = LastTokens(num_slots, device)
         self._graphs: DecodeGraphs | None = None
-        self._planned = PAST  # the point behind the last step's plans
         self._executed: _Executed | None = None
         self._in_flight: deque[SampledStep] = deque()  # steps whose tokens the batch does not know yet, oldest first
         self._columns: _Columns | None = None  # of the last batch, while it stays the same
@@ -103,7 +102,6 @@ class ModelRunner:
         self._land(waits=False)
         self._batch.apply(output)
         inputs = self._batch.build(output)
-        self._planned.wait()  # a backend may now write again to what it copied its last plan from
         if self._graphs is not None and self._graphs.can_run(inputs):
             states = self._replay(self._graphs, inputs)
         else:
@@ -126,7 +124,6 @@ class ModelRunner:
 
     def _replay(self, graphs: DecodeGraphs, inputs: StepInputs) -> torch.Tensor:
         graphs.load(inputs)
-        self._planned = self._stream.mark()
         states = graphs.replay()
         rows = inputs.sampled_rows
         return states if len(rows) == len(states) else states[to_device(rows, self._device)]
@@ -141,7 +138,6 @@ class ModelRunner:
         if self._stream.is_async and (inputs.token_ids < 0).any():  # also of a row that failed, and that nobody reads
             token_ids = self._last_tokens.fill(token_ids)
         plans = [self._backend.plan(batch) for batch in tensors.batches(inputs)]
-        self._planned = self._stream.mark()
         self._attention.begin_step(plans)
         return self._model.states(token_ids, tensors.positions, wanted, self._attention)
 

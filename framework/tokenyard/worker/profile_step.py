@@ -1,4 +1,4 @@
-"""The largest step that a scheduler may ask for, to see how much memory it takes."""
+"""Steps of nobody: the largest that a scheduler may ask for, to see its memory, and small ones to prepare the rest."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from tokenyard.sampling_params import SamplingParams
 from tokenyard.scheduler_output import RequestStart, SchedulerOutput, Slot
 
 NUM_BLOCKS = 2
-"""Blocks of the K/V cache that the step needs: the null block, and one that stands in every place of every table."""
+"""Blocks of the K/V cache that a step needs: the null block, and one that stands in every place of every table."""
 
 # What needs most: probabilities in order, and raw logits kept besides.
 _PARAMS = SamplingParams(temperature=1.0, top_p=0.9, logprobs=1, seed=0)
+
+_FEW_ROWS, _FEW_TOKENS = 2, 17
 
 
 def query_lens(num_tokens: int, num_seqs: int, max_model_len: int) -> list[int]:
@@ -53,3 +55,23 @@ def largest_step(
         num_scheduled_tokens=counts,
         samples=np.ones(len(counts), dtype=np.bool_),
     )
+
+
+def first_steps(
+    *, num_tokens: int, num_seqs: int, max_model_len: int, block_size: int, num_groups: int
+) -> list[SchedulerOutput]:
+    """One of each kind, within the limits of `largest_step`: decoding rows alone, and one row behind part of a prompt.
+
+    Backends choose between kernels by these kinds, and may compile one when it is first called.
+    """
+    num_rows = min(_FEW_ROWS, num_seqs, num_tokens)
+    return [
+        largest_step(
+            num_tokens=count,
+            num_seqs=num_rows,
+            max_model_len=max_model_len,
+            block_size=block_size,
+            num_groups=num_groups,
+        )
+        for count in (num_rows, min(_FEW_TOKENS, num_tokens))
+    ]

@@ -58,11 +58,6 @@ class Sampler:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def sample(self, logits: torch.Tensor, batch: SamplingBatch, positions: IntArray, history: History) -> Sampled:
-        """`choose` and `finish` in one, which waits for the device."""
-        chosen = self.choose(logits, batch, positions, history)
-        return self.finish(chosen, [result.cpu().numpy() for result in chosen.results], batch, positions)
-
     def choose(self, logits: torch.Tensor, batch: SamplingBatch, positions: IntArray, history: History) -> Chosen:
         """Tokens for `positions` [N], from logits [N, V] float32, which may be written to.
 

@@ -28,17 +28,18 @@ class StepTensors(NamedTuple):
 
     def batches(self, inputs: StepInputs, max_seq_len: int | None = None) -> list[AttentionBatch]:
         """One a KV group; `inputs` are the same on the host. `max_seq_len` None = this step's own."""
-        query_lens = np.diff(inputs.query_start)
+        query_lens, context_lens = np.diff(inputs.query_start).tolist(), inputs.seq_lens.tolist()
+        max_query_len, longest = max(query_lens), max(context_lens)
         return [
             AttentionBatch(
                 query_start_loc=self.query_start,
                 seq_lens=self.seq_lens,
                 block_table=table,
                 slot_mapping=mapping,
-                query_lens=query_lens.tolist(),
-                context_lens=inputs.seq_lens.tolist(),
-                max_query_len=int(query_lens.max()),
-                max_seq_len=int(inputs.seq_lens.max()) if max_seq_len is None else max_seq_len,
+                query_lens=query_lens,
+                context_lens=context_lens,
+                max_query_len=max_query_len,
+                max_seq_len=longest if max_seq_len is None else max_seq_len,
                 host_block_table=host_table,
             )
             for table, mapping, host_table in zip(

@@ -46,10 +46,6 @@ class DeviceStream(ABC):
     def download(self, tensors: Sequence[torch.Tensor]) -> Download:
         """Start to copy tensors to the host as they are at this point of the queue."""
 
-    @abstractmethod
-    def mark(self) -> Event:
-        """The point behind all that was queued so far."""
-
 
 class Event(Protocol):
     """A point in a device's queue. May be asked from any thread."""
@@ -57,17 +53,6 @@ class Event(Protocol):
     def is_past(self) -> bool: ...
 
     def wait(self) -> None: ...
-
-
-class _Past:
-    def is_past(self) -> bool:
-        return True
-
-    def wait(self) -> None:
-        pass
-
-
-PAST: Event = _Past()
 
 
 class _Here:
@@ -97,9 +82,6 @@ class HostStream(DeviceStream):
 
     def download(self, tensors: Sequence[torch.Tensor]) -> Download:
         return _Here([tensor.numpy() for tensor in tensors])
-
-    def mark(self) -> Event:
-        return PAST
 
 
 class QueueCalls(ABC):
@@ -173,9 +155,6 @@ class QueuedStream(DeviceStream):
         arrived = self._calls.page_locked(packing.num_bytes)
         self._calls.copy(arrived, buffer)
         return _Arriving(packing, arrived, self._calls.mark())
-
-    def mark(self) -> Event:
-        return self._calls.mark()
 
     def _buffer(self, packing: Packing) -> torch.Tensor:
         return torch.empty(packing.num_bytes, dtype=torch.uint8, device=self._device)

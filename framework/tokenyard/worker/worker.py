@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from tokenyard.errors import CapacityError, ConfigError
+from tokenyard.errors import CapacityError, ConfigError, PluginError
 from tokenyard.interfaces.attention import AttentionBackend, AttentionBackendContext, AttentionSpec, KVCacheLayout
 from tokenyard.interfaces.executor import KVCacheGroupSpec, KVCachePlan, WorkerReport
 from tokenyard.model.files import resolve_model
@@ -25,7 +26,7 @@ from tokenyard.worker.kv_groups import KVGroups, group_layers
 from tokenyard.worker.logits_processors import LogitsProcessors, load_logits_processors
 from tokenyard.worker.memory_profile import MemoryProfile
 from tokenyard.worker.model_runner import ModelRunner
-from tokenyard.worker.profile_step import NUM_BLOCKS, largest_step
+from tokenyard.worker.profile_step import NUM_BLOCKS, first_steps, largest_step
 from tokenyard.worker.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -90,13 +91,16 @@ class Worker:
         return self._report(loaded, dtype, available_bytes, time.perf_counter() - started)
 
     def allocate_kv_cache(self, plan: KVCachePlan) -> None:
-        """Allocate the K/V cache and make the runner."""
+        """Allocate the K/V cache, make the runner, and on a GPU have prepared what its steps need."""
         if self._loaded is None:
             raise RuntimeError("load() comes first")
         max_model_len = self._loaded.max_model_len if plan.max_model_len is None else plan.max_model_len
         self._runner = self._make_runner(self._loaded, plan, max_model_len)
+        if self._accelerator is None:
+            return
+        self._run_first_steps(self._loaded, max_model_len)
         sizes = self._loaded.graph_sizes
-        if self._accelerator is not None and sizes:
+        if sizes:
             record_graphs(self._runner, self._accelerator, sizes, max_model_len, self._loaded.backend_name)
 
     def execute(self, output: SchedulerOutput) -> None:
@@ -136,6 +140,7 @@ class Worker:
 
     def _make_runner(self, loaded: _Loaded, plan: KVCachePlan, max_model_len: int) -> ModelRunner:
         groups, layout = loaded.groups, loaded.backend.kv_cache_layout(loaded.spec, plan.num_blocks)
+        _check_layout(loaded.backend_name, layout, loaded.spec, plan.num_blocks)
         tensors = self._kv_tensors(layout, loaded.spec.dtype, groups.num_tensors, plan)
         return ModelRunner(
             model=loaded.model,
@@ -173,19 +178,39 @@ class Worker:
         return profile.kv_cache_bytes(lambda: self._run_largest_step(loaded), self._config.scheduler, graph_rows)
 
     def _run_largest_step(self, loaded: _Loaded) -> None:
-        scheduler, block_size = self._config.scheduler, self._config.kv_cache.block_size
-        plan = KVCachePlan(num_blocks=NUM_BLOCKS, block_size=block_size)
-        nobodys = loaded._replace(processors=LogitsProcessors([]))  # users' code is asked about users' requests alone
-        runner = self._make_runner(nobodys, plan, loaded.max_model_len)
-        runner.execute(
-            largest_step(
-                num_tokens=scheduler.max_num_batched_tokens,
-                num_seqs=scheduler.max_num_seqs,
-                max_model_len=loaded.max_model_len,
-                block_size=block_size,
-                num_groups=len(loaded.groups.groups),
-            )
+        step = largest_step(
+            num_tokens=self._config.scheduler.max_num_batched_tokens,
+            num_seqs=self._config.scheduler.max_num_seqs,
+            max_model_len=loaded.max_model_len,
+            block_size=self._config.kv_cache.block_size,
+            num_groups=len(loaded.groups.groups),
         )
+        self._run_nobodys(loaded, step, loaded.max_model_len)
+
+    def _run_first_steps(self, loaded: _Loaded, max_model_len: int) -> None:
+        """So that a backend compiles its kernels, or fails, before there is a request."""
+        steps = first_steps(
+            num_tokens=self._config.scheduler.max_num_batched_tokens,
+            num_seqs=self._config.scheduler.max_num_seqs,
+            max_model_len=max_model_len,
+            block_size=self._config.kv_cache.block_size,
+            num_groups=len(loaded.groups.groups),
+        )
+        try:
+            for step in steps:
+                self._run_nobodys(loaded, step, max_model_len)
+        except torch.OutOfMemoryError as error:
+            raise CapacityError(
+                f"a small step behind {max_model_len} tokens does not fit in the GPU's memory beside the K/V cache; "
+                "lower kv_cache.num_blocks, kv_cache.memory, kv_cache.gpu_memory_utilization or model.max_model_len "
+                f"({first_line(error)})"
+            ) from error
+
+    def _run_nobodys(self, loaded: _Loaded, step: SchedulerOutput, max_model_len: int) -> None:
+        """On a cache of its own, and without users' code, which is asked about users' requests alone."""
+        plan = KVCachePlan(num_blocks=NUM_BLOCKS, block_size=self._config.kv_cache.block_size)
+        runner = self._make_runner(loaded._replace(processors=LogitsProcessors([])), plan, max_model_len)
+        runner.execute(step)
         runner.sample().result()
 
     def _longest_request(self, files: ModelFiles) -> int:
@@ -244,6 +269,19 @@ class Worker:
         if self._runner is None:
             raise RuntimeError("allocate_kv_cache() comes first")
         return self._runner
+
+
+def _check_layout(name: str, layout: KVCacheLayout, spec: AttentionSpec, num_blocks: int) -> None:
+    """Raises PluginError for caches of another size than memory is counted by."""
+    rows = num_blocks * spec.block_size * spec.num_kv_heads
+    shapes = {"key": (layout.key_shape, spec.head_dim), "value": (layout.value_shape, spec.v_head_dim)}
+    for cache, (shape, size) in shapes.items():
+        if math.prod(shape) != rows * size:
+            raise PluginError(
+                f"attention '{name}' lays out a {cache} cache of shape {tuple(shape)}, {math.prod(shape)} elements, "
+                f"for {num_blocks} blocks; it must have {rows * size}: blocks * block size {spec.block_size} * "
+                f"KV heads {spec.num_kv_heads} * head size {size}; choose another attention backend"
+            )
 
 
 def _group_specs(groups: KVGroups, shape: ModelShape, dtype: torch.dtype) -> tuple[KVCacheGroupSpec, ...]:

@@ -14,7 +14,7 @@ from tokenyard.config import SchedulerConfig
 from tokenyard.errors import CapacityError
 from tokenyard.worker.device_memory import MemoryReading, check_free, kv_cache_bytes, shares
 from tokenyard.worker.memory_profile import MemoryProfile
-from tokenyard.worker.profile_step import largest_step, query_lens
+from tokenyard.worker.profile_step import first_steps, largest_step, query_lens
 
 GIB = 2**30
 SIZES = st.integers(0, 80 * GIB)
@@ -146,3 +146,20 @@ def test_its_rows_end_sequences_of_the_greatest_length_and_need_one_block(
         for blocks in start.block_ids:
             assert len(blocks) * block_size >= longest
             assert np.unique(blocks).tolist() == [1]
+
+
+@given(st.integers(1, 300), st.integers(1, 20), st.integers(1, 90), st.integers(1, 32), st.integers(1, 3))
+def test_the_first_steps_are_one_of_decoding_rows_and_one_with_part_of_a_prompt_where_the_limits_allow_it(
+    tokens: int, seqs: int, longest: int, block_size: int, num_groups: int
+) -> None:
+    decoding, mixed = first_steps(
+        num_tokens=tokens, num_seqs=seqs, max_model_len=longest, block_size=block_size, num_groups=num_groups
+    )
+    for step in (decoding, mixed):
+        assert step.num_rows == min(2, seqs, tokens)
+        assert step.num_scheduled_tokens.sum() <= tokens
+        assert (step.num_computed_tokens + step.num_scheduled_tokens == longest).all()
+    assert set(decoding.num_scheduled_tokens.tolist()) == {1}
+    assert mixed.num_scheduled_tokens[0] == min(
+        16 if min(seqs, tokens) > 1 else 17, longest, tokens - mixed.num_rows + 1
+    )

@@ -14,7 +14,7 @@ from tokenyard import LLM, SamplingParams
 from tokenyard.config import AttentionConfig, EngineConfig, KVCacheConfig, ModelConfig
 from tokenyard.errors import CapacityError, EngineDeadError, PluginError
 from tokenyard.executor.inproc import InProcessExecutor
-from tokenyard.interfaces import ExecutorContext, KVCachePlan
+from tokenyard.interfaces import AttentionBatch, ExecutorContext, KVCachePlan
 from tokenyard.scheduler_output import RequestStart, SchedulerOutput, Slot
 from tokenyard.worker import worker as worker_module
 from tokenyard.worker.accelerator import Accelerator, accelerator_of
@@ -142,6 +142,51 @@ def test_a_backend_that_cannot_be_recorded_runs_without_graphs_and_that_is_told(
     assert "no CUDA graphs: attention 'torch_native' cannot be recorded" in caplog.text
 
 
+def test_a_slot_goes_from_a_greedy_request_to_one_whose_penalties_read_its_tokens(
+    tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is in flight for the first must not be told of the second."""
+    edited = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True, repetition_penalty=1.5, presence_penalty=1.0)
+    params = [edited if index % 2 else PARAMS["greedy"] for index in range(len(PROMPTS))]
+    one_slot = ["scheduler.max_num_seqs=1"]
+    expected = generate(tiny_llama_dir, params, "sync", one_slot)
+    Rig(monkeypatch)
+    assert generate(tiny_llama_dir, params, "overlap", one_slot) == expected
+
+
+@pytest.mark.parametrize("overrides", [[], ["executor.enforce_eager=true"]], ids=["graphs", "eager"])
+def test_both_kinds_of_step_go_through_the_backend_at_the_start_before_graphs(
+    tiny_llama_dir: Path, rig: Rig, overrides: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[list[int], int]] = []
+    plan = TorchNativeBackend.plan
+
+    def noted(self: TorchNativeBackend, batch: AttentionBatch) -> object:
+        seen.append((list(batch.query_lens), len(rig.recorder.graphs)))
+        return plan(self, batch)
+
+    monkeypatch.setattr(TorchNativeBackend, "plan", noted)
+    with LLM(tiny_llama_dir, overrides=["attention=torch_native", *SMALL, *overrides]):
+        assert seen[:2] == [([1, 1], 0), ([16, 1], 0)]
+        assert len(rig.recorder.graphs) == (0 if overrides else 3)
+
+
+@pytest.mark.parametrize("kind", [[1, 1], [16, 1]], ids=["decoding", "mixed"])
+def test_a_kind_of_step_that_does_not_fit_ends_the_start(
+    tiny_llama_dir: Path, rig: Rig, kind: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = TorchNativeBackend.plan
+
+    def fail(self: TorchNativeBackend, batch: AttentionBatch) -> object:
+        if list(batch.query_lens) == kind:
+            raise torch.OutOfMemoryError("no memory\nmore")
+        return plan(self, batch)
+
+    monkeypatch.setattr(TorchNativeBackend, "plan", fail)
+    with pytest.raises(CapacityError, match=r"a small step behind 64 tokens .* beside the K/V cache.*\(no memory\)$"):
+        LLM(tiny_llama_dir, overrides=["attention=torch_native", *SMALL], max_model_len=64)
+
+
 class FailingRecorder(GraphRecorder):
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -161,6 +206,38 @@ def test_a_failure_to_record_is_one_line_that_says_how_to_do_without(
     tiny_llama_dir: Path, rig: Rig, error: Exception, expected: type[Exception], words: str
 ) -> None:
     rig.put(FailingRecorder(error))
+    with pytest.raises(expected, match=words):
+        LLM(tiny_llama_dir, overrides=["attention=torch_native", *SMALL])
+
+
+class _Recording:
+    """Ends as torch.cuda.graph does when what it recorded failed."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *raised: object) -> None:
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+
+class FailingInsideRecorder(FailingRecorder):
+    def record(self, function: Callable[[], torch.Tensor]) -> Graph:
+        with _Recording():
+            return super().record(function)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected", "words"),
+    [
+        (torch.OutOfMemoryError("no memory"), CapacityError, r"do not fit .*\(no memory\)"),
+        (RuntimeError("Tensor.item() is not permitted"), PluginError, r"\(Tensor.item\(\) is not permitted\)"),
+        (ValueError("no such tile"), PluginError, r"\(no such tile\)"),
+    ],
+)
+def test_a_failure_inside_a_recording_is_told_and_not_what_torch_makes_of_it(
+    tiny_llama_dir: Path, rig: Rig, error: Exception, expected: type[Exception], words: str
+) -> None:
+    rig.put(FailingInsideRecorder(error))
     with pytest.raises(expected, match=words):
         LLM(tiny_llama_dir, overrides=["attention=torch_native", *SMALL])
 

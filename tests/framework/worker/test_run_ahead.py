@@ -53,16 +53,6 @@ def test_the_next_steps_are_launched_before_any_token_has_reached_the_host(tiny_
     assert found.tolist() == expected
 
 
-def test_a_host_that_is_two_steps_ahead_waits_for_the_first_before_it_plans_again(tiny_llama_dir: Path) -> None:
-    """So a backend may copy its plan from memory that it writes to again for the next but one."""
-    calls = LateCalls()
-    steps = late(tiny_llama_dir, calls)
-    steps.step(prefill(steps, PROMPTS, [GREEDY] * 4))
-    steps.step(decode(4))
-    steps.execute(decode(4))
-    assert calls.log == ["up", "down"] * 2 + ["wait", "up"]
-
-
 def forbid_even(start: RequestStart) -> RowLogitsProcessor | None:
     def forbid(logits: torch.Tensor, output: IntArray) -> None:
         logits[len(output) % 2 :: 2] = -torch.inf

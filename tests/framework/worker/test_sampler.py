@@ -24,11 +24,12 @@ from sampling_rows import (
     result_alone,
     results,
     sample,
+    sampled_from,
 )
 from tokenyard.arrays import IntArray
 from tokenyard.errors import ValidationError
 from tokenyard.sampling_params import SamplingParams
-from tokenyard.worker.sampler import Sampler, SamplingBatch
+from tokenyard.worker.sampler import SamplingBatch
 
 V = 24
 TOKENS = st.lists(st.integers(0, V - 1), max_size=8)
@@ -149,7 +150,7 @@ def test_a_row_is_bitwise_the_same_in_batches_of_all_sizes_with_any_number_of_th
         batch = SamplingBatch.of(requests[rows], logits.shape[-1], CPU, 0)
         size = len(requests[rows])
         positions = np.zeros(size, dtype=np.int32)
-        sampled = Sampler(CPU).sample(logits[rows].clone(), batch, positions, lambda _: np.empty(0, np.int32))
+        sampled = sampled_from(logits[rows].clone(), batch, positions, lambda _: np.empty(0, np.int32))
         return results(sampled, size)
 
     together = run(slice(0, count))
@@ -292,7 +293,7 @@ def test_what_no_row_asks_for_has_no_columns_and_asks_for_no_history() -> None:
     def no_history(row: int) -> IntArray:
         raise LookupError(row)
 
-    assert Sampler(CPU).sample(logits_of(rows), batch, positions_of(rows), no_history).token_ids[1] == 1
+    assert sampled_from(logits_of(rows), batch, positions_of(rows), no_history).token_ids[1] == 1
 
 
 def test_columns_serve_every_step_until_the_batch_changes() -> None:
@@ -302,7 +303,7 @@ def test_columns_serve_every_step_until_the_batch_changes() -> None:
     output: list[int] = []
     for _ in range(12):
         now = dataclasses.replace(row, output=list(output))
-        found = Sampler(CPU).sample(logits_of([now]), batch, positions_of([now]), history_of([now]))
+        found = sampled_from(logits_of([now]), batch, positions_of([now]), history_of([now]))
         assert results(found, 1) == [result_alone(now, "r0")]
         output.append(int(found.token_ids[0]))
     assert len(set(output)) > 3
