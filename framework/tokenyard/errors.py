@@ -63,8 +63,12 @@ class LogitsProcessorError(TokenyardError):
 
 def nearest(name: str, allowed: Iterable[str]) -> str | None:
     """The allowed name closest to `name`, or None when nothing is close."""
-    matches = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.6)
-    return matches[0] if matches else None
+    names = list(allowed)
+    for same_case in (str, str.lower):  # XFORMERS means xformers, where nothing is closer as it is written
+        written = {same_case(known): known for known in reversed(names)}
+        if matches := difflib.get_close_matches(same_case(name), written, n=1, cutoff=0.6):
+            return written[matches[0]]
+    return None
 
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:

@@ -105,6 +105,27 @@ def test_on_a_gpu_every_part_runs_for_every_backend(script: ModuleType) -> None:
     assert set(script.PARTS) == set(script.WEIGHTS) == set(script.NEEDS)
 
 
+@pytest.mark.parametrize(("device", "least"), [("cpu", 0.5), ("cuda", 0.0)])
+def test_on_a_cpu_no_short_part_is_ended_by_the_share_of_those_behind_it(
+    script: ModuleType, device: str, least: float
+) -> None:
+    shares: list[float] = []
+
+    def run(part: str, backend: str, device: str, share: float) -> list[Any]:
+        shares.append(share)
+        return [script.Result(part=part, figures={**MACHINE, "device": device_of_machine})]
+
+    device_of_machine = device
+    script.check(SimpleNamespace(run=run, left=60.0), tuple(script.PARTS), None)
+    assert min(shares[1:]) >= least
+    assert (min(shares[1:]) < 0.5) == (device == "cuda")
+    assert shares[-1] == 1.0
+
+
+def test_a_cpu_tries_families_that_there_are(script: ModuleType) -> None:
+    assert set(script.CPU_FAMILIES) <= set(script.FAMILIES)
+
+
 def test_only_chosen_backends_run(script: ModuleType) -> None:
     planned = list(script.tasks(MACHINE, ("contract", "equality"), ["fast", "absent"]))
     assert [task[:2] for task in planned] == [("all", "absent"), ("contract", "fast"), ("equality", "fast")]
@@ -121,7 +142,7 @@ def test_a_part_whose_packages_are_missing_is_skipped_with_their_names(
 
 
 def test_what_is_claimed_of_a_backend_are_attributes_of_the_suite(script: ModuleType) -> None:
-    for claims in script.CLAIMS.values():
+    for claims in (*script.CLAIMS.values(), script.CPU_CLAIMS):
         assert all(hasattr(AttentionBackendContract, name) for name in claims)
 
 

@@ -65,6 +65,22 @@ def test_an_unknown_name_is_answered_with_the_known_ones_and_the_nearest() -> No
     )
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("FLASHINFER", "flashinfer"),
+        ("FLASH_ATTN", "flashinfer"),
+        ("TRITON_ATTN", "triton"),
+        ("XFORMERS", "xformers"),
+        ("TORCH_SDPA", "torch_native"),
+    ],
+)
+def test_names_that_another_engine_writes_in_capitals_are_answered_with_ours(given: str, meant: str) -> None:
+    names = ("cpu_native", "flashinfer", "torch_native", "triton", "xformers")
+    catalogue = Catalogue([entry(attention(name)) for name in names])
+    assert f"; did you mean '{meant}'?; " in message_of(catalogue, "attention", given)
+
+
 def test_an_unknown_scheduler_is_answered_with_policies_and_schedulers() -> None:
     catalogue = Catalogue([entry(policy("fcfs")), entry(scheduler("batch"))])
     with pytest.raises(PluginError, match=r"unknown scheduler 'sjf'; available: batch, fcfs; is the plugin"):

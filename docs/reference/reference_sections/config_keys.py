@@ -7,15 +7,7 @@ import typing
 from collections.abc import Iterator
 from dataclasses import fields
 
-from tokenyard.bench.settings import (
-    GROUP,
-    AttentionBench,
-    LatencyBench,
-    OverheadBench,
-    SchedulerBench,
-    StartupBench,
-    ThroughputBench,
-)
+from tokenyard.bench.settings import GROUP, SETTINGS, meaning_of
 from tokenyard.config import EngineConfig, PluginsConfig, PolicyConfig
 from tokenyard.launch.convert import in_words, show, type_hints
 from tokenyard.launch.flags import _FLAGS
@@ -58,7 +50,7 @@ def _rows(config_type: type, prefix: str, names: list[str]) -> list[tuple[str, s
             code(prefix + field.name),
             _LIST_TAKES if prefix + field.name in _LISTS else _takes(hints[field.name]),
             code(show(default_of(field)).strip("'")),
-            _meaning(prefix + field.name, comments.get(field.name, "")),
+            _meaning(prefix + field.name, comments.get(field.name, "") or meaning_of(field)),
         )
         for field in fields(config_type)
         if field.name in names
@@ -118,14 +110,6 @@ def _option_tables(entries: list[Entry]) -> Iterator[str]:
 
 def bench() -> str:
     """The keys of the group `bench`, which belong to the command of that name."""
-    kinds = {
-        "throughput": ThroughputBench,
-        "latency": LatencyBench,
-        "startup": StartupBench,
-        "scheduler": SchedulerBench,
-        "overhead": OverheadBench,
-        "attention": AttentionBench,
-    }
     return joined(
         joined(
             [
@@ -133,7 +117,7 @@ def bench() -> str:
                 table(_TITLES, _rows(settings_type, f"{GROUP}.", field_names(settings_type))),
             ]
         )
-        for kind, settings_type in kinds.items()
+        for kind, settings_type in SETTINGS.items()
     )
 
 

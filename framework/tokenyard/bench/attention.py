@@ -21,7 +21,7 @@ from tokenyard.memory_size import parse_bytes
 from tokenyard.worker.device import choose_device, set_threads
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from tokenyard.bench.attention_inputs import AttentionInputs
     from tokenyard.bench.attention_shapes import AttentionShape
@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 BASELINE = "torch_native"
 LEAST_ROUNDS, MOST_ROUNDS = 5, 1000
 LEAST_LAYERS, MOST_LAYERS = 2, 64
+BUSY = 1.3  # times the minimum; the median of a call on a quiet machine is below that
 CACHES_IN_LAYERS = 4  # K/V of all layers together, in sizes of the processor's cache
 _CPU_MEMORY = 2 * 2**30
 _GPU_SHARE = 4  # of the free memory, one part in so many
@@ -66,6 +67,24 @@ def warn_of_unused(given: Collection[str]) -> None:
     unused = sorted(key for key in given if key not in _USED and key.split(".")[0] not in ("attention", "plugins"))
     if unused:
         logger.warning("bench attention runs attention alone, so this changes nothing: %s", ", ".join(unused))
+
+
+def busy_text(rows: Sequence[Mapping[str, object]]) -> str | None:
+    """The rows whose median says more of the machine than of the backend, in words; None where there is none.
+
+    Whoever else runs interrupts a long call more often than a short one: ratios of medians are then off too.
+    """
+    shares = [(row, cast("float", row["median_us"]) / max(cast("float", row["min_us"]), 0.1)) for row in rows]
+    if not (busy := [f"{_called(row)} ({share:.1f})" for row, share in shares if share > BUSY]):
+        return None
+    return (
+        f"the machine was busy: the median is above {BUSY} times the minimum for {', '.join(busy)}; what is made of "
+        f"these medians, times_floor, gflop_per_s and vs_{BASELINE}, holds on a quiet machine only"
+    )
+
+
+def _called(row: Mapping[str, object]) -> str:
+    return " ".join(str(row[name]) for name in ("shape", "backend", "mode") if row[name] != "eager")
 
 
 def run_attention_bench(settings: AttentionBench, config: EngineConfig, catalogue: Catalogue) -> Report:
@@ -162,7 +181,7 @@ class _Bench:
             **timing._asdict(),
             "read_gb_per_s": round(bytes_per_second / 1e9, 1),
             "floor_us": round(floor_us, 1),
-            "times_floor": round(timing.median_us / floor_us, 2),
+            "times_floor": round(timing.median_us / floor_us, 2) if shape.query_len == 1 else None,
             "gflop_per_s": round(num_flops / timing.median_us / 1e3, 1),
             "error": float(f"{one.error:.2g}"),
             "num_layers": num_layers,

@@ -1,15 +1,18 @@
-"""The keys of the group `bench`: they belong to one command, so they are no part of the engine's config."""
+"""The keys of the group `bench`: they belong to one command, so they are no part of the engine's config.
+
+What a key means is said here once: `tokenyard bench KIND --help` and the reference show it.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, dataclass, field
 from typing import Literal, TypeVar
 
 from tokenyard.bench.attention_shapes import MAX_TOKENS, AttentionShape, parse_attention_shape
 from tokenyard.bench.workload import Shape, parse_shape
-from tokenyard.errors import ConfigError, did_you_mean
+from tokenyard.errors import ConfigError, nearest
 from tokenyard.launch.convert import to_dataclass, wrong
 from tokenyard.launch.schema import field_names
 
@@ -24,16 +27,33 @@ MAX_HEADS = 1024
 MAX_HEAD_DIM = 1024
 MAX_SECONDS = 3600
 MAX_SEED = 2**32 - 1
+_ABOUT = "about"
+
+
+def _about(text: str) -> Mapping[str, str]:
+    return {_ABOUT: text}
+
+
+def meaning_of(key: Field[object]) -> str:
+    """What the key of a benchmark means, in a line; empty for a field of another dataclass."""
+    text: str = key.metadata.get(_ABOUT, "")
+    return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerBench:
     """`tokenyard bench scheduler`. Raises ConfigError on a value out of its range."""
 
-    mode: Literal["decode", "admit"] = "decode"  # steady decoding, or adding and first scheduling waiting requests
-    num_requests: int | tuple[int, ...] | None = None  # one size or several; None = 256, or 1000 with mode=admit
-    num_steps: int | None = None  # decode: timed steps; None = 320
-    prompt_len: int | None = None  # tokens; None = 512 and up to 15 more, or 1000 with mode=admit
+    mode: Literal["decode", "admit"] = field(
+        default="decode", metadata=_about("steady decoding, or adding and first scheduling waiting requests")
+    )
+    num_requests: int | tuple[int, ...] | None = field(
+        default=None, metadata=_about("one size or several; null = 256, or 1000 with mode=admit")
+    )
+    num_steps: int | None = field(default=None, metadata=_about("decode: timed steps; null = 320"))
+    prompt_len: int | None = field(
+        default=None, metadata=_about("tokens; null = 512 and up to 15 more, or 1000 with mode=admit")
+    )
 
     def __post_init__(self) -> None:
         for size in self.sizes:
@@ -70,9 +90,9 @@ class SchedulerBench:
 class OverheadBench:
     """`tokenyard bench overhead`. Raises ConfigError on a value out of its range."""
 
-    num_requests: int = 8  # decoding together
-    num_steps: int = 64  # timed
-    prompt_len: int = 64  # tokens
+    num_requests: int = field(default=8, metadata=_about("decoding together"))
+    num_steps: int = field(default=64, metadata=_about("timed"))
+    prompt_len: int = field(default=64, metadata=_about("tokens"))
 
     def __post_init__(self) -> None:
         _in_range("num_requests", self.num_requests, "requests", MAX_REQUESTS)
@@ -84,9 +104,11 @@ class OverheadBench:
 class ThroughputBench:
     """`tokenyard bench throughput`. Raises ConfigError on a value out of its range."""
 
-    shapes: str | tuple[str, ...] = ("1x128+64", "8x128+64", "32x128+128", "64x256+64")  # REQUESTSxINPUT+OUTPUT
-    num_rounds: int = 1  # each runs every shape once; figures are medians
-    seed: int = 0  # of the prompts
+    shapes: str | tuple[str, ...] = field(
+        default=("1x128+64", "8x128+64", "32x128+128", "64x256+64"), metadata=_about("REQUESTSxINPUT+OUTPUT")
+    )
+    num_rounds: int = field(default=1, metadata=_about("each runs every shape once; figures are medians"))
+    seed: int = field(default=0, metadata=_about("of the prompts"))
 
     def __post_init__(self) -> None:
         if not self.parsed:
@@ -105,12 +127,12 @@ class ThroughputBench:
 class LatencyBench:
     """`tokenyard bench latency`. Raises ConfigError on a value out of its range."""
 
-    batch_size: int = 8  # requests at once
-    input_len: int = 32  # prompt tokens
-    output_len: int = 128  # generated tokens
-    num_iters_warmup: int = 2  # untimed batches
-    num_iters: int = 10  # timed batches
-    seed: int = 0  # of the prompts
+    batch_size: int = field(default=8, metadata=_about("requests at once"))
+    input_len: int = field(default=32, metadata=_about("prompt tokens"))
+    output_len: int = field(default=128, metadata=_about("generated tokens"))
+    num_iters_warmup: int = field(default=2, metadata=_about("untimed batches"))
+    num_iters: int = field(default=10, metadata=_about("timed batches"))
+    seed: int = field(default=0, metadata=_about("of the prompts"))
 
     def __post_init__(self) -> None:
         _in_range("batch_size", self.batch_size, "requests", MAX_REQUESTS)
@@ -129,7 +151,7 @@ class LatencyBench:
 class StartupBench:
     """`tokenyard bench startup`. Raises ConfigError on a value out of its range."""
 
-    num_iters: int = 3  # pairs of starts, a cold and a warm one
+    num_iters: int = field(default=3, metadata=_about("pairs of starts, a cold and a warm one"))
 
     def __post_init__(self) -> None:
         _in_range("num_iters", self.num_iters, "pairs of starts", MAX_ITERS)
@@ -139,13 +161,19 @@ class StartupBench:
 class AttentionBench:
     """`tokenyard bench attention`. Raises ConfigError on a value out of its range."""
 
-    shapes: str | tuple[str, ...] = ("32x512", "1x16384", "256+256")  # SEQUENCESxCONTEXT, or [SEQUENCESx]QUERY+CACHED
-    backends: str | tuple[str, ...] | None = None  # names; None = attention=NAME where given, else all that run here
-    num_heads: int = 9  # of queries
-    num_kv_heads: int = 3
-    head_dim: int = 64
-    sliding_window: int | None = None  # tokens that a token sees, itself included; None = all before it
-    seconds: float = 20.0  # about how long all is measured
+    shapes: str | tuple[str, ...] = field(
+        default=("32x512", "1x16384", "256+256"), metadata=_about("SEQUENCESxCONTEXT, or [SEQUENCESx]QUERY+CACHED")
+    )
+    backends: str | tuple[str, ...] | None = field(
+        default=None, metadata=_about("names; null = attention=NAME where given, else all that run here")
+    )
+    num_heads: int = field(default=9, metadata=_about("of queries"))
+    num_kv_heads: int = field(default=3, metadata=_about("of keys and values"))
+    head_dim: int = field(default=64, metadata=_about("numbers of a head's row"))
+    sliding_window: int | None = field(
+        default=None, metadata=_about("tokens that a token sees, itself included; null = all before it")
+    )
+    seconds: float = field(default=20.0, metadata=_about("about how long all is measured"))
 
     def __post_init__(self) -> None:
         if not self.parsed:
@@ -156,7 +184,7 @@ class AttentionBench:
         _in_range("num_kv_heads", self.num_kv_heads, "heads", MAX_HEADS)
         if self.num_heads % self.num_kv_heads:
             raise wrong(f"{GROUP}.num_heads", self.num_heads, f"a multiple of {GROUP}.num_kv_heads={self.num_kv_heads}")
-        _in_range("head_dim", self.head_dim, "numbers", MAX_HEAD_DIM)
+        _in_range("head_dim", self.head_dim, "", MAX_HEAD_DIM)
         if self.sliding_window is not None:
             _in_range("sliding_window", self.sliding_window, "tokens", MAX_TOKENS)
         if not 0 < self.seconds <= MAX_SECONDS:
@@ -176,6 +204,17 @@ class AttentionBench:
         return tuple(dict.fromkeys((self.backends,) if isinstance(self.backends, str) else self.backends))
 
 
+SETTINGS: Mapping[str, type] = {
+    "throughput": ThroughputBench,
+    "latency": LatencyBench,
+    "startup": StartupBench,
+    "scheduler": SchedulerBench,
+    "overhead": OverheadBench,
+    "attention": AttentionBench,
+}
+"""By the kind's name."""
+
+
 def read_settings(settings_type: type[SettingsT], overrides: Sequence[str]) -> SettingsT:
     """`bench.KEY=VALUE` texts as a checked dataclass; of two values the later one holds. Raises ConfigError."""
     names = field_names(settings_type)
@@ -184,7 +223,8 @@ def read_settings(settings_type: type[SettingsT], overrides: Sequence[str]) -> S
         key, _, value = text.partition("=")
         name = key.removeprefix(f"{GROUP}.")
         if name not in names:
-            hint = did_you_mean(key, [f"{GROUP}.{known}" for known in names])
+            match = nearest(name, names)  # without the group, which all have in common
+            hint = f"; did you mean '{GROUP}.{match}'?" if match else ""
             raise ConfigError(f"unknown key '{key}'{hint}; keys of this benchmark: {', '.join(names)}")
         data[name] = _plain(value)
     return to_dataclass(settings_type, data, GROUP)

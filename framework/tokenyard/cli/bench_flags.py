@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from typing import TYPE_CHECKING, NamedTuple
 
-from tokenyard.bench.settings import GROUP
+from tokenyard.bench.settings import GROUP, SETTINGS, meaning_of
 from tokenyard.errors import UserError
+from tokenyard.launch.convert import show
+from tokenyard.launch.nodes import default_of
 
 if TYPE_CHECKING:
     import argparse
@@ -35,11 +38,28 @@ _FLAGS = (
 _OF_SHAPE = ("--num-prompts", "--input-len", "--output-len")
 
 
-def add_bench_flags(parser: Parser) -> None:
-    """Flags of a kind are flags of the command: the kind is a word like any other."""
+def add_bench_flags(parser: Parser, kind: str | None = None) -> None:
+    """Flags of a kind are flags of the command: the kind is a word like any other. With `kind` those of one alone."""
     for flag in _FLAGS:
-        about = f"{', '.join(flag.kinds)}: {flag.help}"
+        if kind is not None and kind not in flag.kinds:
+            continue
+        about = flag.help if kind is not None else f"{', '.join(flag.kinds)}: {flag.help}"
         parser.add_argument(flag.name, dest=f"{GROUP}_{flag.key}", metavar="N", default=None, help=about)
+
+
+def keys_text(kind: str, width: int) -> str:
+    """The keys of a kind, each with its default and what it means, in lines of at most `width`."""
+    written = [(f"{GROUP}.{key.name}={_default(key)}", meaning_of(key)) for key in dataclasses.fields(SETTINGS[kind])]
+    lines = ["keys, with their defaults:"]
+    for text, meaning in written:
+        lines += [f"  {text}", *textwrap.wrap(meaning, width, initial_indent=" " * 6, subsequent_indent=" " * 6)]
+    return "\n".join(lines)
+
+
+def _default(key: dataclasses.Field[object]) -> str:
+    """As it would be given."""
+    value = default_of(key)
+    return f"[{','.join(map(str, value))}]" if isinstance(value, list) else show(value).strip("'")
 
 
 def with_bench_flags(given: Given, kind: str) -> Given:

@@ -33,8 +33,8 @@ Kind: TypeAlias = "Callable[[Given], None]"
 
 _DECODE_COLUMNS = ("num_requests", "num_running", "schedule_us", "update_us", "sum_median_us", "sum_p99_us", "loop_us")
 _ADMIT_COLUMNS = ("num_requests", "make_ms", "add_ms", "schedule_ms", "update_ms", "total_ms", "scheduled_tokens")
-_ATTENTION_COLUMNS = ("shape", "backend", "mode", "median_us", "min_us", "plan_us", "floor_us", "times_floor")
-_ATTENTION_SHARES = {"vs_torch_native": "{:.2f}", "gflop_per_s": "{:.0f}", "error": "{:.0e}"}
+_ATTENTION_COLUMNS = ("shape", "backend", "mode", "median_us", "min_us", "plan_us", "floor_us")
+_ATTENTION_SHARES = {"times_floor": "{:.2f}", "vs_torch_native": "{:.2f}", "gflop_per_s": "{:.0f}", "error": "{:.0e}"}
 _THROUGHPUT_COLUMNS = ("shape", "output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "seconds")
 
 
@@ -42,11 +42,9 @@ def _scheduler(given: Given) -> None:
     settings = read_settings(SchedulerBench, given.own_overrides)
     _refuse_model(given)
     keys = _keys(given)
-    warn_of_unused(keys)
-    rows = []
-    for size in settings.sizes:
-        config, catalogue = _with(given, default_overrides(settings, size, keys)).load()
-        rows.append(run_scheduler_bench(settings, size, config, catalogue, keys))
+    loaded = [(size, *_with(given, default_overrides(settings, size, keys)).load()) for size in settings.sizes]
+    warn_of_unused(keys)  # after that, so that a mistake is told alone
+    rows = [run_scheduler_bench(settings, *one, keys) for one in loaded]
     if given.flags.json:
         print(json.dumps(rows if isinstance(settings.num_requests, tuple) else rows[0]))
         return
@@ -135,10 +133,11 @@ def _attention(given: Given) -> None:
     settings = read_settings(AttentionBench, given.own_overrides)
     _refuse_model(given)
     _tell_progress()
-    from tokenyard.bench.attention import run_attention_bench, warn_of_unused  # imports torch
+    from tokenyard.bench.attention import busy_text, run_attention_bench, warn_of_unused  # imports torch
 
+    loaded = given.load()
     warn_of_unused(_keys(given))
-    rows, skipped, failures, facts = run_attention_bench(settings, *given.load())
+    rows, skipped, failures, facts = run_attention_bench(settings, *loaded)
     if given.flags.json:
         told = [{"backend": one.name, "reasons": list(one.reasons)} for one in skipped]
         print(json.dumps({**facts, "rows": rows, "skipped": told, "failures": failures}))
@@ -147,13 +146,15 @@ def _attention(given: Given) -> None:
         say(_attention_facts(rows, facts))
     for one in skipped if not given.flags.json else ():
         say(f"not {one.name}: {'; '.join(one.reasons)}")
+    if busy := busy_text(rows):
+        say(f"WARNING: {busy}")
     if failures:
         raise TokenyardError("; ".join(failures))
 
 
 def _attention_cells(row: Mapping[str, object]) -> Mapping[str, object]:
     cells = {name: "-" if row[name] is None else text.format(row[name]) for name, text in _ATTENTION_SHARES.items()}
-    return {**row, **cells, "times_floor": f"{row['times_floor']:.2f}"}
+    return {**row, **cells}
 
 
 def _attention_facts(rows: Sequence[Mapping[str, object]], facts: Mapping[str, object]) -> str:

@@ -13,7 +13,7 @@ from tokenyard.errors import PluginError, UserError
 from tokenyard.interfaces.logits_processor import COMPONENT_KIND
 from tokenyard.platform import Platform
 from tokenyard.plugin_report import PluginRow, describe, explain
-from tokenyard.worker.attention_choice import AUTO, auto_walk
+from tokenyard.worker.attention_choice import AUTO, KIND, auto_walk
 
 if TYPE_CHECKING:
     from tokenyard.catalogue import Catalogue
@@ -40,8 +40,7 @@ def main(arguments: Sequence[str]) -> int:
         catalogue, active = given.load_plugins(), set()
         say(f"error: {error}")
     if given.words:
-        explanation = explain(catalogue, given.words[1], Platform(), active)
-        print(json.dumps(explanation.to_json()) if given.flags.json else explanation)
+        _explain(given.words[1], catalogue, active, is_json=given.flags.json)
         return 0
     rows = describe(catalogue, Platform(), active)
     if given.flags.json:
@@ -69,6 +68,23 @@ def active_components(config: EngineConfig, catalogue: Catalogue) -> set[tuple[s
         tried = [entry for entry in auto_walk(catalogue) if not entry.unavailable_reasons(platform)]
         active.update(("attention", entry.name) for entry in tried[:1])
     return active
+
+
+def _explain(name: str, catalogue: Catalogue, active: set[tuple[str, str]], *, is_json: bool) -> None:
+    """A name; also `auto`, which is none of a plugin's unless one takes it."""
+    if name == AUTO and all(entry.name != AUTO for entry in catalogue.entries()):
+        walk = [entry.name for entry in auto_walk(catalogue)]
+        print(json.dumps({"name": AUTO, "verdicts": [], "walk": walk}) if is_json else _auto_text(walk))
+        return
+    explanation = explain(catalogue, name, Platform(), active)
+    print(json.dumps(explanation.to_json()) if is_json else explanation)
+
+
+def _auto_text(names: Sequence[str]) -> str:
+    return (
+        f"{KIND}={AUTO} is no plugin: it takes the first backend that runs here and serves the model, in this order: "
+        f"{', '.join(names) or 'none is installed'}"
+    )
 
 
 def _print_table(rows: Sequence[PluginRow]) -> None:

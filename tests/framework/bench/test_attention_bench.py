@@ -16,7 +16,7 @@ from bench_command import json_of, output_of, refused
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenyard.bench import attention
-from tokenyard.bench.attention import Report, run_attention_bench
+from tokenyard.bench.attention import Report, busy_text, run_attention_bench
 from tokenyard.bench.attention_inputs import make_inputs
 from tokenyard.bench.attention_lane import TOLERANCE, Lane, write_caches
 from tokenyard.bench.attention_shapes import AttentionShape, parse_attention_shape
@@ -315,11 +315,12 @@ def test_a_row_has_every_figure_and_they_fit_together(capsys: pytest.CaptureFixt
         assert row["floor_us"] == pytest.approx(
             num_tokens * 3 * 64 * 2 * 4 / row["read_gb_per_s"] / 1e3, rel=0.1, abs=0.1
         )
-        assert row["times_floor"] * row["floor_us"] == pytest.approx(row["median_us"], rel=0.6)
         assert (row["vs_torch_native"], row["may_be_cached"]) == (1.0, True)
         assert row["error"] < TOLERANCE["float32"]
+    decode, row = report["rows"]
+    assert decode["times_floor"] * decode["floor_us"] == pytest.approx(decode["median_us"], rel=0.6)
+    assert row["times_floor"] is None  # arithmetic is the bound
     pairs = sum(range(10, 15))
-    row = report["rows"][1]
     assert row["gflop_per_s"] == pytest.approx(4 * pairs * 9 * 64 / row["median_us"] / 1e3, abs=0.1)
 
 
@@ -328,6 +329,9 @@ def test_people_get_a_table_and_the_facts_on_stderr(capsys: pytest.CaptureFixtur
     header, first, second = out.splitlines()
     assert header.split()[:3] == ["shape", "backend", "mode"]
     assert len(header.split()) == len(first.split()) == len(second.split())
+    at = header.split().index("times_floor")
+    assert float(first.split()[at]) > 0
+    assert second.split()[at] == "-"
     assert "9/3 heads of 64, dtype bfloat16, block_size 16, device cpu" in err
 
 
@@ -432,7 +436,10 @@ def test_a_failure_is_told_behind_the_table_and_in_the_exit_code(
         (["bench.backends=torch_natve"], ["torch_natve", "did you mean 'torch_native'"]),
         (["bench.num_heads=10"], ["bench.num_heads", "a multiple of bench.num_kv_heads=3", "got 10"]),
         (["bench.num_kv_heads=0"], ["bench.num_kv_heads", "1 to 1024"]),
-        (["bench.head_dim=0"], ["bench.head_dim", "got 0"]),
+        (["bench.head_dim=0"], ["bench.head_dim must be a whole number, 1 to 1024, got 0"]),
+        (["bench.head_dimm=8"], ["unknown key 'bench.head_dimm'; did you mean 'bench.head_dim'?"]),
+        (["bench.typo=4"], ["unknown key 'bench.typo'; keys of this benchmark: "]),  # none is near
+        (["attention=TORCH_SDPA"], ["did you mean 'torch_native'?"]),
         (["bench.sliding_window=0"], ["bench.sliding_window", "got 0"]),
         (["bench.seconds=0"], ["bench.seconds", "above 0"]),
         (["bench.seconds=fast"], ["bench.seconds", "'fast'"]),
@@ -457,6 +464,33 @@ def test_keys_that_change_nothing_are_told(
     output_of(capsys, "attention", *SMALL, "engine=overlap", "kv_cache.block_size=8", "model.dtype=float32")
     (message,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert message.endswith("this changes nothing: engine")
+
+
+def row_of(backend: str, median_us: float, min_us: float, mode: str = "eager") -> dict[str, object]:
+    return {"shape": "2x20", "backend": backend, "mode": mode, "median_us": median_us, "min_us": min_us}
+
+
+def test_rows_of_a_busy_machine_are_named_and_no_others() -> None:
+    quiet, slow, graph = row_of("fast", 12.9, 10.0), row_of("slow", 26.0, 10.0), row_of("fast", 14.0, 10.0, "graph")
+    text = busy_text([quiet, slow, graph])
+    assert text is not None
+    assert "2x20 slow (2.6), 2x20 fast graph (1.4); " in text
+    assert "vs_torch_native" in text
+    assert "2x20 fast (" not in text
+    assert busy_text([quiet]) is None
+    assert busy_text([]) is None
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_a_busy_machine_is_told_on_stderr(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, flags: Sequence[str]
+) -> None:
+    monkeypatch.setattr(attention, "BUSY", 0.0)
+    out, err = output_of(capsys, "attention", *flags, *SMALL)
+    (line,) = [line for line in err.splitlines() if line.startswith("WARNING: the machine was busy: ")]
+    assert "3x40 torch_native" in line
+    assert "5+9 torch_native" in line
+    assert "busy" not in out
 
 
 # ---- Time -----------------------------------------------------------------------------------------------------------

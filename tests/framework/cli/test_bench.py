@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -10,7 +12,9 @@ from pathlib import Path
 
 import pytest
 from bench_command import json_of, output_of, refused
+from tokenyard.bench.settings import SETTINGS, meaning_of
 from tokenyard.cli import run
+from tokenyard.cli.bench_kinds import KINDS
 
 SMALL = ("bench.num_requests=3", "bench.num_steps=20", "bench.prompt_len=20")
 DECODE_FIGURES = {"schedule_us", "update_us", "sum_median_us", "sum_p99_us", "loop_us", "timed_share"}
@@ -253,3 +257,59 @@ def test_the_keys_of_the_benchmark_are_none_of_the_config(capsys: pytest.Capture
     assert "my.yaml" in line
     assert run(["config", "--json"]) == 0
     assert not [key for key in json.loads(capsys.readouterr().out) if key.startswith("bench")]
+
+
+# ---- Help -----------------------------------------------------------------------------------------------------------
+
+FLAGS = {
+    "throughput": {"--num-prompts", "--input-len", "--output-len"},
+    "latency": {"--batch-size", "--input-len", "--output-len", "--num-iters", "--num-iters-warmup"},
+    "startup": {"--num-iters"},
+    "scheduler": set(),
+    "overhead": set(),
+    "attention": set(),
+}
+
+
+def help_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        run(["bench", *arguments])
+    assert stopped.value.code == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("order", [("{}", "--help"), ("-h", "{}"), ("--json", "{}", "bench.seed=3", "-h")])
+def test_the_help_of_a_kind_has_its_keys_and_its_flags_and_no_others(
+    capsys: pytest.CaptureFixture[str], kind: str, order: tuple[str, ...]
+) -> None:
+    text = help_of(capsys, *(word.format(kind) for word in order))
+    own = text.partition("\nengine:")[0]
+    assert own.startswith(f"usage: tokenyard bench {kind} ")
+    assert set(re.findall(r"^  bench\.(\w+)=", own, re.MULTILINE)) == {
+        key.name for key in dataclasses.fields(SETTINGS[kind])
+    }
+    assert set(re.findall(r"^  (--[\w-]+) N", own, re.MULTILINE)) == FLAGS[kind]
+
+
+def test_every_key_has_a_default_and_a_meaning_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    text = help_of(capsys, "attention", "-h")
+    assert "  bench.shapes=[32x512,1x16384,256+256]\n      SEQUENCESxCONTEXT, or [SEQUENCESx]QUERY+CACHED\n" in text
+    assert "  bench.sliding_window=null\n" in text
+    assert set(SETTINGS) == set(KINDS)
+    for settings_type in SETTINGS.values():
+        assert all(meaning_of(key) for key in dataclasses.fields(settings_type))
+
+
+def test_the_help_of_the_command_says_where_the_keys_are(capsys: pytest.CaptureFixture[str]) -> None:
+    text = help_of(capsys, "--help")
+    assert "tokenyard bench KIND --help" in " ".join(text.split())
+    assert "--batch-size N        latency: requests at once" in text
+
+
+@pytest.mark.parametrize("kind", ["scheduler", "attention"])
+def test_a_mistake_beside_a_key_that_changes_nothing_is_told_alone(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    assert "unknown key 'model.device'" in refused(capsys, "bench", kind, "engine=overlap", "model.device=cuda")
+    assert caplog.messages == []

@@ -131,6 +131,18 @@ def test_plugins_lists_the_active_ones_and_explains_one(capsys: pytest.CaptureFi
     assert found["verdicts"][0]["can_be_chosen"] is True
 
 
+def test_plugins_explain_auto_tells_its_walk(capsys: pytest.CaptureFixture[str]) -> None:
+    walk = ["cpu_native", "flashinfer", "triton", "xformers", "torch_native"]
+    out, _ = output_of(capsys, "plugins", "explain", "auto")
+    assert out.startswith("attention=auto is no plugin: it takes the first backend that runs here")
+    assert out.endswith(f"in this order: {', '.join(walk)}\n")
+    assert json.loads(output_of(capsys, "plugins", "explain", "auto", "--json")[0]) == {
+        "name": "auto",
+        "verdicts": [],
+        "walk": walk,
+    }
+
+
 def test_a_third_party_plugin_of_an_older_minor_api_runs(
     capsys: pytest.CaptureFixture[str], install: Install, tiny_llama_dir: Path
 ) -> None:
