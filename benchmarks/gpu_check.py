@@ -29,6 +29,7 @@ import importlib.util
 import itertools
 import json
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -38,7 +39,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 if TYPE_CHECKING:
     import pytest
@@ -605,6 +606,10 @@ def check(runner: Runner, parts: Sequence[str], names: Sequence[str] | None) -> 
     (seen,) = runner.run("machine", "", "", 0.3)
     if seen.status != "passed":
         return {}, [seen]
+    known = cast("Mapping[str, object]", seen.figures["backends"])
+    if unknown := [name for name in names or () if name not in known]:
+        told = f"no backend is called {', '.join(unknown)}; there are: {', '.join(known)}"
+        return seen.figures, [Result(part="machine", status="failed", told=told)]
     planned = list(tasks(seen.figures, parts, names))
     results: list[Result] = []
     for number, (part, backend, why_not) in enumerate(planned):
@@ -626,8 +631,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--backends", nargs="+", metavar="NAME", help="only these")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.minutes <= 0:
-        parser.error("--minutes takes a number above 0")
+    if not 0 < given.minutes < math.inf:
+        parser.error(f"--minutes takes a number above 0, got {given.minutes}")
+    if given.json is not None:  # found out now, not after six minutes
+        try:
+            given.json.open("a", encoding="utf-8").close()
+        except OSError as error:
+            parser.error(f"--json {given.json} cannot be written: {error.strerror}")
     return given
 
 

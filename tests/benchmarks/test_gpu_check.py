@@ -217,3 +217,21 @@ def test_tokens_may_differ_only_where_the_choice_was_close(script: ModuleType) -
     assert script.compare(expected, close, 0.05)[1] is False
     says, is_right = script.compare(expected, [expected[0], answer([4, 6])], 0.2)
     assert (says, is_right) == ("1 of 2 equal, others where the choice was 1 apart", False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told", "code"),
+    [
+        (["--backends", "nope"], "no backend is called nope; there are: cpu_native, ", 1),
+        (["--json", "missing/found.json"], "--json missing/found.json cannot be written: No such file", 2),
+        (["--minutes", "nan"], "--minutes takes a number above 0, got nan", 2),
+        (["--minutes", "-1"], "--minutes takes a number above 0, got -1.0", 2),
+    ],
+)
+def test_a_mistake_in_what_is_given_is_told_at_the_start(
+    tmp_path: Path, arguments: list[str], told: str, code: int
+) -> None:
+    command = [sys.executable, str(SCRIPT), *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert told in done.stdout + done.stderr
+    assert done.returncode == code
