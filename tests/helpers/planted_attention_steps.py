@@ -207,6 +207,48 @@ class ClampsTheTable(Right):
         self.table.clamp_(min=1)
 
 
+class PlanClampsTheTable(Right):
+    """In place, before any forward."""
+
+    def plan(self, batch: AttentionBatch) -> Plan:
+        plan = super().plan(batch)
+        batch.block_table.clamp_(min=1)
+        return plan
+
+
+class PlanClampsTheHostsTable(Right):
+    def plan(self, batch: AttentionBatch) -> Plan:
+        clamp_on_the_host(batch)
+        return super().plan(batch)
+
+
+class PlanShiftsTheSlots(Right):
+    """To count slots from 1."""
+
+    def plan(self, batch: AttentionBatch) -> Plan:
+        plan = super().plan(batch)
+        batch.slot_mapping.add_(1)
+        return replace(plan, slots=batch.slot_mapping - 1)
+
+
+class RecordingClampsTheTable(Right):
+    def plan_capture(self, batch: AttentionBatch) -> object:
+        batch.block_table.clamp_(min=1)
+        return self.plan(batch)
+
+
+class UpdateClampsTheHostsTable(Right):
+    def update_capture(self, plan: object, batch: AttentionBatch) -> None:
+        clamp_on_the_host(batch)
+        super().update_capture(plan, batch)
+
+
+def clamp_on_the_host(batch: AttentionBatch) -> None:
+    table = batch.host_block_table
+    assert table is not None
+    table.clip(min=1, out=table)
+
+
 # ---- Plans and graphs -----------------------------------------------------------------------------------------------
 
 
@@ -221,6 +263,33 @@ class KeepsItsPlan(Right):
         new = super().plan(batch)
         old = self.plans.setdefault(tuple(batch.query_lens), new)
         return replace(new, lengths=old.lengths)
+
+
+class ItsLastPlan(Right):
+    """Runs every layer with the plan that was made last."""
+
+    def plan(self, batch: AttentionBatch) -> Plan:
+        self.last = super().plan(batch)
+        return self.last
+
+    def step(self, call: Call) -> None:
+        super().step(replace(call, plan=self.last))
+
+
+class LengthsOfTheLastPlan(Right):
+    """Uses one buffer for the lengths of all plans."""
+
+    def __init__(self, context: AttentionBackendContext) -> None:
+        super().__init__(context)
+        self.lengths: list[int] = []
+
+    def plan(self, batch: AttentionBatch) -> Plan:
+        self.lengths[: batch.num_sequences] = batch.context_lens
+        return replace(super().plan(batch), lengths=self.lengths)
+
+    def step(self, call: Call) -> None:
+        plan = call.plan
+        super().step(replace(call, plan=replace(plan, lengths=plan.lengths[: len(plan.query_lens)])))
 
 
 class FirstLayersWindow(Right):

@@ -85,10 +85,15 @@ def bases_of(owner: type) -> list[str]:
 
 
 def fields_of(owner: type) -> list[FieldDoc]:
-    """The annotated fields that the class itself defines, then its properties."""
+    """The public annotated fields that the class itself defines, class variables with a default too; its properties."""
     module, node = class_node(owner)
     found = [_field(module, item) for item in node.body if isinstance(item, ast.AnnAssign)]
-    return [*(field for field in found if not field.annotation.startswith("ClassVar")), *_properties(module, node)]
+    return [*(field for field in found if _is_told(field)), *_properties(module, node)]
+
+
+def _is_told(field: FieldDoc) -> bool:
+    """A class variable without a default is for the framework's own classes."""
+    return not field.annotation.startswith("ClassVar") or (field.default is not None and not field.name.startswith("_"))
 
 
 def _field(module: _Module, node: ast.AnnAssign) -> FieldDoc:

@@ -6,6 +6,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +14,14 @@ import pytest
 import torch
 from tokenyard import LLM
 from tokenyard.config import AttentionConfig, EngineConfig, ModelConfig
-from tokenyard.errors import ConfigError, EngineDeadError, ModelLoadError, UnsupportedError
+from tokenyard.errors import ConfigError, EngineDeadError, ModelLoadError, PluginError, UnsupportedError
 from tokenyard.executor.inproc import InProcessExecutor
-from tokenyard.interfaces import ExecutorContext, GrammarOutput, KVCachePlan
+from tokenyard.interfaces import AttentionSpec, ExecutorContext, GrammarOutput, KVCacheLayout, KVCachePlan
 from tokenyard.sampling_params import SamplingParams
 from tokenyard.scheduler_output import RequestStart, SchedulerOutput, Slot
 from tokenyard.worker import device
 from tokenyard.worker.worker import Worker
+from tokenyard_backends.torch_native.backend import TorchNativeBackend
 
 THREAD = "tokenyard-executor"
 
@@ -304,3 +306,20 @@ def test_the_engine_gives_its_memory_back(tiny_llama_dir: Path) -> None:
     with LLM(tiny_llama_dir, overrides=["kv_cache.num_blocks=8"]) as llm:
         assert llm.engine.report.device == "cpu"
         assert llm.engine.num_blocks == 8
+
+
+@pytest.mark.parametrize(("cache", "head_size"), [("key", 16), ("value", 16)])
+def test_a_backend_whose_caches_have_another_size_than_is_counted_is_refused(
+    tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch, cache: str, head_size: int
+) -> None:
+    plain = TorchNativeBackend.kv_cache_layout
+
+    def larger(self: TorchNativeBackend, spec: AttentionSpec, num_blocks: int) -> KVCacheLayout:
+        layout, more = plain(self, spec, num_blocks), plain(self, spec, num_blocks + 1)
+        return replace(layout, **{f"{cache}_shape": getattr(more, f"{cache}_shape")})
+
+    monkeypatch.setattr(TorchNativeBackend, "kv_cache_layout", larger)
+    counted, laid_out = 4 * 16 * 2 * head_size, 5 * 16 * 2 * head_size
+    said = rf"attention 'torch_native' lays out a {cache} cache of shape .*, {laid_out} elements.*must have {counted}"
+    with pytest.raises(PluginError, match=said):
+        make(tiny_llama_dir, 1)

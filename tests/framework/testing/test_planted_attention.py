@@ -24,6 +24,7 @@ CAP = "test_a_soft_cap_bends_the_scores"
 SINKS = "test_sinks_join_the_denominators"
 LSE = "test_denominators_are_told"
 PLAN = "test_one_plan_serves_layers_that_differ"
+TOGETHER = "test_plans_of_one_step_are_held_together"
 PREFIX = "test_a_prefix_is_read_in_the_step_that_writes_it"
 UNWRITTEN = "test_what_was_never_written_does_not_matter"
 TAILS = "test_tails_of_tables_do_not_matter"
@@ -63,9 +64,8 @@ FAULTS: list[tuple[type[planted.Right], str, str]] = [
     (planted.LastBlockForgotten, "test_few_and_many_sequences", "attention.batch_sizes"),
     (planted.NeverCausalAsAsked, "test_without_a_mask_every_token_sees_all", "attention.not_causal"),
     (planted.SplitsByTheBatch, MATES, "attention.batch_mates"),
-    (planted.MaskFromTheFront, PIECES, "attention.chunks"),
     (steps.KeepsItsPlan, PIECES, "attention.chunks"),
-    (steps.ClearsTheBlock, PIECES, "attention.chunks"),
+    (steps.ClearsTheBlock, ANY_STEP, "attention.reference"),
     (planted.WideWindow, WINDOW, "attention.window"),
     (planted.NarrowWindow, WINDOW, "attention.window"),
     (planted.NoWindow, WINDOW, "attention.window"),
@@ -76,6 +76,8 @@ FAULTS: list[tuple[type[planted.Right], str, str]] = [
     (planted.BinaryLogs, LSE, "attention.lse"),
     (planted.LogsWithoutSinks, LSE, "attention.lse"),
     (steps.FirstLayersWindow, PLAN, "attention.plan_shared"),
+    (steps.ItsLastPlan, TOGETHER, "attention.plans_together"),
+    (steps.LengthsOfTheLastPlan, TOGETHER, "attention.plans_together"),
     (steps.ReadsBeforeItWrites, PREFIX, "attention.writes_first"),
     (steps.ReadsWholeBlocks, UNWRITTEN, "attention.unwritten_slots"),
     (steps.WeakMask, UNWRITTEN, "attention.unwritten_slots"),
@@ -90,6 +92,11 @@ FAULTS: list[tuple[type[planted.Right], str, str]] = [
     (steps.WritesFourRows, OUTPUT, "attention.out_whole"),
     (steps.ScalesTheQuery, INPUTS, "attention.inputs_unchanged"),
     (steps.ClampsTheTable, INPUTS, "attention.inputs_unchanged"),
+    (steps.PlanClampsTheTable, INPUTS, "attention.inputs_unchanged"),
+    (steps.PlanClampsTheHostsTable, INPUTS, "attention.inputs_unchanged"),
+    (steps.PlanShiftsTheSlots, INPUTS, "attention.inputs_unchanged"),
+    (steps.RecordingClampsTheTable, RECORDED, "attention.inputs_unchanged"),
+    (steps.UpdateClampsTheHostsTable, RECORDED, "attention.inputs_unchanged"),
     (steps.NoUpdate, RECORDED, "attention.capture"),
     (steps.UpdatesOnce, RECORDED, "attention.capture"),
     (steps.RecordedLength, RECORDED, "attention.capture"),
@@ -117,6 +124,31 @@ def test_a_broken_backend_is_found(make: type[planted.Right], test: str, rule: s
     found = violation(make, test, tmp_path)
     assert found.rule == rule
     assert str(found).startswith(f"{rule}: ")
+
+
+FOREIGN: list[tuple[type[planted.Right], str, str]] = [
+    *(
+        (planted.OwnScale, test, "attention.reference")
+        for test in (
+            *(MATES, PIECES, WINDOW, CAP, SINKS, LSE, PLAN, TOGETHER, PREFIX, UNWRITTEN, TAILS, LEFT, OTHERS),
+            *(OFFSETS, VIEWS, OUTPUT, INPUTS, RECORDED),
+        )
+    ),
+    *((planted.BinaryLogs, test, "attention.lse") for test in (OUTPUT, INPUTS)),
+    *((fault, PIECES, "attention.reference") for fault in (planted.MaskFromTheFront, steps.ClearsTheBlock)),
+    (planted.NoSinks, LSE, "attention.sinks"),
+    (planted.NoWindow, PLAN, "attention.window"),
+    (planted.NoWindow, LEFT, "attention.window"),
+    (planted.HardCap, RECORDED, "attention.soft_cap"),
+    (steps.RowsInOnePiece, INPUTS, "attention.strided_rows"),
+]
+
+
+@pytest.mark.parametrize(("make", "test", "rule"), FOREIGN)
+def test_what_a_rule_is_not_about_is_told_by_its_own_rule(
+    make: type[planted.Right], test: str, rule: str, tmp_path: Path
+) -> None:
+    assert violation(make, test, tmp_path).rule == rule
 
 
 def test_every_rule_has_a_fault_that_it_finds() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from tokenyard.testing.attention import NO_BLOCKS, alone, tables_of
 from tokenyard.testing.contracts.attention_capture import RecordedStep
 from tokenyard.testing.contracts.attention_memory import sparse_zeros
-from tokenyard.testing.contracts.attention_rig import AttentionRig, check_changed, compare
+from tokenyard.testing.contracts.attention_rig import check_changed, compare
 from tokenyard.testing.contracts.attention_steps import (
     StepShape,
     part_of,
@@ -24,10 +23,6 @@ from tokenyard.testing.contracts.attention_steps import (
 )
 from tokenyard.testing.contracts.attention_suite import IMPOSSIBLE, ODD, PLAIN, AttentionSuite, Features, checked_layout
 from tokenyard.testing.contracts.base import expect
-
-if TYPE_CHECKING:
-    from tokenyard.interfaces.attention import AttentionSpec
-    from tokenyard.testing.attention import AttentionCase
 
 _FAR = 2**31  # elements: an offset beyond does not fit 32 bits
 
@@ -119,11 +114,14 @@ class AttentionBackendContract(AttentionSuite):
 
         def check(shape: StepShape, features: Features) -> None:
             shape = dataclasses.replace(shape, dtype="float32") if self.same_bits else shape
-            rig, case = self._filled(shape, self._usable(shape, features))
-            together = rig.check("attention.batch_mates", case, what="in a batch").out.clone()
+            features = self._usable(shape, features)
+            rig, case = self._filled(shape, features)
+            with self._judged("attention.batch_mates", shape, features):
+                together = rig.check("attention.batch_mates", case, what="in a batch").out.clone()
             first = 0
             for index, (count, _) in enumerate(shape.lengths):
-                found = rig.check("attention.batch_mates", alone(case, index, tail=(0,)), what="alone")
+                with self._judged("attention.batch_mates", shape, features):
+                    found = rig.check("attention.batch_mates", alone(case, index, tail=(0,)), what="alone")
                 same = torch.equal(found.out, together[first : first + count])
                 what = f"sequence {index} has other bits alone than in a batch: {shape}, {features}"
                 expect(same or not self.same_bits, "attention.batch_mates", what)
@@ -142,7 +140,9 @@ class AttentionBackendContract(AttentionSuite):
             start = 0
             for turn, count in enumerate((*pieces, 1, 1, 1)):
                 step = [(0, start, start + count), (1, 5 + turn, 6 + turn)]
-                rig.check("attention.chunks", part_of(world, shape.block_size, step), what=f"pieces {pieces}")
+                case = part_of(world, shape.block_size, step)
+                with self._judged("attention.chunks", shape):
+                    rig.check("attention.chunks", case, what=f"pieces {pieces}")
                 start += count
 
         pieces = st.lists(st.integers(1, max(1, self.longest_query // 2)), min_size=1, max_size=4)
@@ -196,7 +196,8 @@ class AttentionBackendContract(AttentionSuite):
         case = shape.case(self._torch_device)
         rig = self._rig(shape, num_blocks=len(case.kv_cache[0]), causal=False)
         rig.fill(case)
-        rig.check("attention.not_causal", case)
+        with self._judged("attention.not_causal", shape):
+            rig.check("attention.not_causal", case)
 
     # ---- What a step reads and writes -----------------------------------------------------------------------------
 
@@ -214,9 +215,29 @@ class AttentionBackendContract(AttentionSuite):
             rig, case = self._filled(shape, *accepted)
             plan = rig.plan(case.batch)
             for layer in (*range(len(accepted)), 0):
-                rig.check("attention.plan_shared", case, layer, plan, what=f"layer {layer} of {len(accepted)}")
+                with self._judged("attention.plan_shared", shape, *accepted):
+                    rig.check("attention.plan_shared", case, layer, plan, what=f"layer {layer} of {len(accepted)}")
 
         self.for_all(check, self._shapes())
+
+    def test_plans_of_one_step_are_held_together(self) -> None:
+        """`attention.plans_together`: several plans are made before the first forward, which then take turns."""
+
+        def check(shape: StepShape, others: Sequence[tuple[int, int]], same_lengths: bool) -> None:
+            lengths = shape.lengths if same_lengths else others
+            shapes = (shape, dataclasses.replace(shape, lengths=lengths, seed=shape.seed + 1))  # in other blocks
+            cases = [each.case(self._torch_device) for each in shapes]
+            rig = self._rig(shape, *[PLAIN] * 3, num_blocks=max(len(case.kv_cache[0]) for case in cases))
+            rig.layers = [dataclasses.replace(layer, group=layer.index % 2) for layer in rig.layers]
+            for group, case in enumerate(cases):
+                rig.fill(case, range(group, 3, 2))
+            plans = [rig.plan(case.batch) for case in cases]
+            for layer in rig.layers:
+                case, plan = cases[layer.group], plans[layer.group]
+                with self._judged("attention.plans_together", shapes[layer.group]):
+                    rig.check("attention.plans_together", case, layer.index, plan, what=f"group {layer.group}")
+
+        self.for_all(check, self._shapes(), self._lengths(), st.booleans())
 
     def test_a_prefix_is_read_in_the_step_that_writes_it(self) -> None:
         """`attention.writes_first`: one sequence reads blocks that another one fills in the same step."""
@@ -226,7 +247,8 @@ class AttentionBackendContract(AttentionSuite):
             shape = dataclasses.replace(shape, lengths=[(prefix + more, prefix + more), (more, prefix + more)])
             case = sharing(shape.case(self._torch_device), shape.block_size, num_shared, readers_first=readers_first)
             rig = self._rig(shape, num_blocks=len(case.kv_cache[0]))
-            rig.check("attention.writes_first", case, what=f"{prefix} tokens are shared")
+            with self._judged("attention.writes_first", shape):
+                rig.check("attention.writes_first", case, what=f"{prefix} tokens are shared")
 
         self.for_all(check, self._shapes(st.just([(1, 1)])), st.integers(1, 2), st.integers(1, 9), st.booleans())
 
@@ -254,7 +276,8 @@ class AttentionBackendContract(AttentionSuite):
 
         def check(shape: StepShape, window: int) -> None:
             rig, case = self._filled(shape, Features(window=window), poison=torch.nan)
-            rig.check("attention.left_window", passed(case, shape.block_size, window))
+            with self._judged("attention.left_window", shape, Features(window=window)):
+                rig.check("attention.left_window", passed(case, shape.block_size, window))
 
         self.for_all(check, self._shapes(), self._window_sizes())
 
@@ -268,9 +291,11 @@ class AttentionBackendContract(AttentionSuite):
             for low, high in ((0, count), (count, count + 1), (count + 1, count + 2)):
                 case = part_of(world, shape.block_size, [(0, low, high)])
                 before = [cache.clone() for cache in rig.caches[0]]
-                rig.check("attention.other_slots", case)
+                with self._judged("attention.other_slots", shape):
+                    rig.check("attention.other_slots", case)
                 check_changed(rig, before, case)
-            rig.check("attention.other_slots", part_of(world, shape.block_size, [(2, 19, 20), (1, 8, 9)]))
+            with self._judged("attention.other_slots", shape):
+                rig.check("attention.other_slots", part_of(world, shape.block_size, [(2, 19, 20), (1, 8, 9)]))
 
         self.for_all(check, self._shapes(st.just([(1, 1)])), st.integers(1, self.longest_query))
 
@@ -294,7 +319,8 @@ class AttentionBackendContract(AttentionSuite):
         rig = self._rig(shape, num_blocks=num_blocks, make_cache=sparse)
         moved = with_tables(case, tables, shape.block_size)
         rig.fill(moved)
-        rig.check("attention.wide_offsets", moved, what=f"blocks {tables}")
+        with self._judged("attention.wide_offsets", shape):
+            rig.check("attention.wide_offsets", moved, what=f"blocks {tables}")
 
     def test_rows_may_be_views_of_a_fused_projection(self) -> None:
         """`attention.strided_rows`: rows of query, key and value may lie apart, with others' between them."""
@@ -306,11 +332,11 @@ class AttentionBackendContract(AttentionSuite):
 
     def test_it_writes_its_output_whole_and_nothing_beside_it(self) -> None:
         """`attention.out_whole`: every element of `out` and `lse` is written, and no memory beside them."""
-        self._check_each_feature("attention.out_whole")
+        self._check_each_feature()
 
     def test_it_changes_nothing_that_it_is_given(self) -> None:
-        """`attention.inputs_unchanged`: query, key, value and the step's metadata stay as they are."""
-        self._check_each_feature("attention.inputs_unchanged", fused=True)
+        """`attention.inputs_unchanged`: plans and forwards leave query, key, value and the step's metadata alone."""
+        self._check_each_feature(fused=True)
 
     # ---- CUDA graphs ----------------------------------------------------------------------------------------------
 
@@ -331,64 +357,10 @@ class AttentionBackendContract(AttentionSuite):
                 spans = [(index, at[index] + turn, at[index] + turn + 1) for index in range(live)]
                 case = part_of(world, shape.block_size, spans)
                 rig.fill(case)
-                for layer, found in zip(rig.layers, recorded.replay(case), strict=True):
-                    compare("attention.capture", found, case, layer, what=f"replay {turn} of {shape}")
+                plain = dataclasses.replace(shape, lengths=[(1, high) for _, _, high in spans])
+                with self._judged("attention.capture", plain, *accepted):
+                    for layer, found in zip(rig.layers, recorded.replay(case), strict=True):
+                        compare("attention.capture", found, case, layer, what=f"replay {turn} of {shape}")
 
         places = st.tuples(*[st.integers(0, self.longest_context - 5)] * 3)
         self.for_all(check, self._shapes(st.just([(1, 1)])), places)
-
-    # ---- Shared ---------------------------------------------------------------------------------------------------
-
-    def _check_accepted(self, spec: AttentionSpec) -> None:
-        reasons = self._supports(spec)
-        expect(not reasons, "attention.claims", f"supports() refuses what is claimed: {reasons}; {spec}")
-
-    def _check(
-        self,
-        rule: str,
-        shape: StepShape,
-        features: Features = PLAIN,
-        *,
-        poison: float = 0.0,
-        fused: bool = False,
-        tail: Sequence[int] = (0,),
-        with_lse: bool = False,
-        what: str = "",
-    ) -> None:
-        """One layer's step over a past that was written before it."""
-        rig, case = self._filled(shape, features, poison=poison, fused=fused, tail=tail)
-        rig.check(rule, case, with_lse=with_lse, what=what)
-
-    def _check_each_feature(self, rule: str, *, fused: bool = False) -> None:
-        lengths = [(1, 5), (3, 3), (1, self.longest_context), (8, 30)]  # 13 rows, no multiple of anything
-        for features in self._claimed_features():
-            for block_size in (self._middle_block(), self.block_sizes[-1]):
-                shape = self._first_shape(lengths, block_size=block_size)
-                rig, case = self._filled(shape, features, fused=fused)
-                rig.check(rule, case, with_lse=rig.backend.has_lse)
-
-    def _filled(
-        self,
-        shape: StepShape,
-        *features: Features,
-        poison: float = 0.0,
-        fused: bool = False,
-        tail: Sequence[int] = (0,),
-    ) -> tuple[AttentionRig, AttentionCase]:
-        case = shape.case(self._torch_device, fused=fused, tail=tail)
-        rig = self._rig(shape, *features, num_blocks=len(case.kv_cache[0]), poison=poison)
-        rig.fill(case)
-        return rig, case
-
-    def _world(self, shape: StepShape, *features: Features) -> tuple[AttentionRig, AttentionCase]:
-        """Whole prompts to take parts of, and a rig whose caches are empty."""
-        world = shape.case(self._torch_device)
-        return self._rig(shape, *features, num_blocks=len(world.kv_cache[0])), world
-
-    def _with_window(self, shape: StepShape, features: Features) -> Features:
-        """With its window, where there may be one together with the rest."""
-        can = self.windows and not self._supports(self._spec(shape, features))
-        return features if can else features._replace(window=None)
-
-    def _middle_block(self) -> int:
-        return self.block_sizes[len(self.block_sizes) // 2]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from tokenyard.testing.attention import make_batch
-from tokenyard.testing.contracts.attention_rig import Found
+from tokenyard.testing.contracts.attention_rig import Found, inputs_of, metadata_of, unchanged
 from tokenyard.testing.contracts.base import no_errors
 
 if TYPE_CHECKING:
@@ -39,9 +39,11 @@ class RecordedStep:
         )
         out_shape = (num_rows, rig.spec.num_heads, rig.spec.v_head_dim)
         self._outs = [example.value.new_zeros(out_shape) for _ in rig.layers]
-        with no_errors("attention.capture"), torch.inference_mode():
+        given = metadata_of(self._case.batch)
+        with unchanged("plan_capture()", given), no_errors("attention.capture"), torch.inference_mode():
             self._plan = rig.backend.plan_capture(self._case.batch)
-        self._forward()
+        with unchanged("forward()", inputs_of(self._case)):
+            self._forward()
         self._replay = record(self._forward) if rig.device.type == "cuda" else self._forward
 
     def replay(self, case: AttentionCase) -> list[Found]:
@@ -59,9 +61,11 @@ class RecordedStep:
         step = dataclasses.replace(
             batch, context_lens=lengths, max_seq_len=case.batch.max_seq_len, host_block_table=table
         )
-        with no_errors("attention.capture"), torch.inference_mode():
+        given = metadata_of(step)
+        with unchanged("update_capture()", given), no_errors("attention.capture"), torch.inference_mode():
             self._rig.backend.update_capture(self._plan, step)
-        self._replay()
+        with unchanged("forward()", inputs_of(self._case)):
+            self._replay()
         return [Found(out[:num_live].clone(), None) for out in self._outs]
 
     def _forward(self) -> None:

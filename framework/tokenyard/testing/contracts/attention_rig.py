@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -32,6 +33,10 @@ _SENTINEL = 4096.0  # what `out` and `lse` hold before: no attention over standa
 _GUARD_ROWS = 16  # before and behind `out`; so many leave it aligned
 
 
+class WrongNumbersError(ContractViolation):
+    """A step raised, or its numbers are not the reference's: no other fault can be told apart from that."""
+
+
 class Found(NamedTuple):
     """What a backend wrote."""
 
@@ -56,16 +61,16 @@ class AttentionRig:
         self.caches = caches
         self.device = device
 
-    def fill(self, case: AttentionCase) -> None:
-        """Write the past of each sequence to every layer's cache."""
+    def fill(self, case: AttentionCase, layers: Iterable[int] | None = None) -> None:
+        """Write the past of each sequence to the caches of some layers; None = all."""
         past = past_of(case, self.spec.block_size)
         if past is not None:
             plan = self.plan(past.batch)
-            for layer in range(len(self.layers)):
+            for layer in range(len(self.layers)) if layers is None else layers:
                 self.run(past, layer, plan)
 
     def plan(self, batch: AttentionBatch) -> object:
-        with no_errors(_RAISES), torch.inference_mode():
+        with unchanged("plan()", metadata_of(batch)), no_errors(_RAISES), torch.inference_mode():
             return self.backend.plan(batch)
 
     def run(self, case: AttentionCase, layer: int = 0, plan: object = None, *, with_lse: bool = False) -> Found:
@@ -74,10 +79,8 @@ class AttentionRig:
         num_tokens, num_heads = case.query.shape[:2]
         out = _Guarded(num_tokens, (num_heads, case.value.shape[2]), case.query.dtype, self.device)
         lse = _Guarded(num_tokens, (num_heads,), torch.float32, self.device) if with_lse else None
-        before = [(name, tensor, tensor.clone()) for name, tensor in _inputs(case)]
-        self.forward(case, layer, plan, out.rows, None if lse is None else lse.rows)
-        for name, tensor, copy in before:
-            expect(_same_bits(tensor, copy), "attention.inputs_unchanged", f"forward() changed {name}")
+        with unchanged("forward()", inputs_of(case)):
+            self.forward(case, layer, plan, out.rows, None if lse is None else lse.rows)
         out.check("out")
         if lse is not None:
             lse.check("lse")
@@ -107,7 +110,7 @@ class AttentionRig:
         except ContractViolation as error:
             if error.rule != _RAISES:
                 raise
-            raise ContractViolation(rule, f"it raised {error.what}; {_sizes(case)}") from error
+            raise WrongNumbersError(rule, f"it raised {error.what}; {_sizes(case)}") from error
         compare(rule, found, case, self.layers[layer], what=what, causal=self.spec.causal)
         return found
 
@@ -127,12 +130,12 @@ def build(
 def compare(
     rule: str, found: Found, case: AttentionCase, layer: AttentionLayer, *, what: str = "", causal: bool = True
 ) -> None:
-    """Every number lies within its limit of the reference."""
+    """Every number lies within its limit of the reference; wrong logarithms are always told as `attention.lse`."""
     expected = expect_attention(case, layer, causal=causal)
     where = (what and f"{what}; ") + _told(layer)
     _compare(rule, f"out with {where}", found.out, expected.out, expected.out_limit, case)
     if found.lse is not None:
-        _compare(rule, f"lse with {where}", found.lse, expected.lse, expected.lse_limit, case)
+        _compare("attention.lse", f"lse with {where}", found.lse, expected.lse, expected.lse_limit, case)
 
 
 def _compare(
@@ -146,7 +149,7 @@ def _compare(
     starts = np.cumsum([0, *case.batch.query_lens]).tolist()
     sequence = next(index for index, (low, high) in enumerate(pairwise(starts)) if low <= row < high)
     position = case.batch.context_lens[sequence] - starts[sequence + 1] + row
-    raise ContractViolation(
+    raise WrongNumbersError(
         rule,
         f"{what}: position {position} of sequence {sequence} (of {len(starts) - 1}), head {place[1]}: "
         f"{float(found[place]):.6g} instead of {float(expected[place]):.6g}, which may be {float(limit[place]):.2g} "
@@ -180,13 +183,27 @@ class _Guarded:
         expect(not len(left), "attention.out_whole", f"{name}{left[:1].tolist()} was not written")
 
 
-def _inputs(case: AttentionCase) -> Iterator[tuple[str, torch.Tensor]]:
-    batch = case.batch
+def inputs_of(case: AttentionCase) -> Iterator[tuple[str, torch.Tensor]]:
+    """What a forward is given, by name."""
     yield from (("query", case.query), ("key", case.key), ("value", case.value))
+    yield from metadata_of(case.batch)
+
+
+def metadata_of(batch: AttentionBatch) -> Iterator[tuple[str, torch.Tensor]]:
+    """What a plan is given, by name; the host's table as a tensor over the same memory."""
     yield from (("query_start_loc", batch.query_start_loc), ("seq_lens", batch.seq_lens))
     yield from (("block_table", batch.block_table), ("slot_mapping", batch.slot_mapping))
     if batch.host_block_table is not None:
         yield "host_block_table", torch.from_numpy(batch.host_block_table)
+
+
+@contextmanager
+def unchanged(call: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[None]:
+    """What the backend's `call` is given stays as it is."""
+    before = [(name, tensor, tensor.clone()) for name, tensor in tensors]
+    yield
+    for name, tensor, copy in before:
+        expect(_same_bits(tensor, copy), "attention.inputs_unchanged", f"{call} changed {name}")
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

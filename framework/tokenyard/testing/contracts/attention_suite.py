@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from tokenyard.descriptors import AttentionBackendDescriptor
 from tokenyard.interfaces.attention import AttentionLayer
-from tokenyard.testing.contracts.attention_rig import AttentionRig, MakeCache, build
+from tokenyard.testing.contracts.attention_rig import AttentionRig, MakeCache, WrongNumbersError, build
 from tokenyard.testing.contracts.attention_steps import StepShape
 from tokenyard.testing.contracts.base import Contract, expect, no_errors
 from tokenyard.testing.errors import ContractViolation
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
     from tokenyard.interfaces.attention import AttentionBackend, AttentionSpec
+    from tokenyard.testing.attention import AttentionCase
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
 GROUP_SIZES = (1, 3, 4, 8)
@@ -56,6 +58,8 @@ IMPOSSIBLE: Sequence[dict[str, object]] = (
 )
 """What no backend can serve."""
 
+_NUMBERS = ("attention.reference", "attention.sizes", "attention.batch_sizes")  # rules about plain steps themselves
+_TELLING = ((1, 9), (5, 5), (3, 20))  # lengths with which a wrong number shows: one token's attention is its value
 _SCALE = 1.3  # times 1 / sqrt(head size): not what a backend might take by itself
 _SCALE_STEP = 0.1  # more with each layer
 _MOST_SEQUENCES = 5
@@ -67,6 +71,20 @@ class Features(NamedTuple):
     window: int | None = None
     soft_cap: float | None = None
     sinks: bool = False
+
+    @property
+    def rule(self) -> str:
+        """Which rule is about the numbers of such a layer."""
+        if self.sinks:
+            return "attention.sinks"
+        if self.soft_cap is not None:
+            return "attention.soft_cap"
+        return "attention.reference" if self.window is None else "attention.window"
+
+    def plainer(self) -> Sequence[Features]:
+        """A plain layer, one for each thing that this one has, then all of them together."""
+        window, soft_cap, sinks = self
+        return (Features(), Features(window=window), Features(soft_cap=soft_cap), Features(sinks=sinks), self)
 
     def layer(self, shape: StepShape, device: torch.device, index: int = 0) -> AttentionLayer:
         sinks = torch.linspace(-2, 3, shape.num_heads).to(device, shape.torch_dtype) if self.sinks else None
@@ -261,6 +279,79 @@ class AttentionSuite(Contract):
             yield Features(soft_cap=30.0)
         if self.sinks:
             yield Features(sinks=True)
+
+    # ---- Shared ---------------------------------------------------------------------------------------------------
+
+    def _check_accepted(self, spec: AttentionSpec) -> None:
+        reasons = self._supports(spec)
+        expect(not reasons, "attention.claims", f"supports() refuses what is claimed: {reasons}; {spec}")
+
+    def _check(
+        self,
+        rule: str,
+        shape: StepShape,
+        features: Features = PLAIN,
+        *,
+        poison: float = 0.0,
+        fused: bool = False,
+        tail: Sequence[int] = (0,),
+        with_lse: bool = False,
+        what: str = "",
+    ) -> None:
+        """One layer's step over a past that was written before it."""
+        with self._judged(rule, shape, features):
+            rig, case = self._filled(shape, features, poison=poison, fused=fused, tail=tail)
+            rig.check(rule, case, with_lse=with_lse, what=what)
+
+    @contextmanager
+    def _judged(self, rule: str, shape: StepShape, *features: Features) -> Iterator[None]:
+        """Where numbers are wrong, ask plainer steps of the shape first: what is wrong there is another rule's."""
+        try:
+            yield
+        except WrongNumbersError:
+            if rule not in _NUMBERS:
+                plainer = {each: None for one in features or (PLAIN,) for each in one.plainer() if each.rule != rule}
+                for one, lengths in itertools.product(plainer, (_TELLING, shape.lengths)):
+                    rig, case = self._filled(dataclasses.replace(shape, lengths=lengths), one)
+                    rig.check(one.rule, case, what=f"until it is right, {rule} cannot be judged")
+            raise
+
+    def _check_each_feature(self, *, fused: bool = False) -> None:
+        """What it writes and leaves alone, which every run looks at; wrong numbers are another rule's."""
+        lengths = [(1, 5), (3, 3), (1, self.longest_context), (8, 30)]  # 13 rows, no multiple of anything
+        for features in self._claimed_features():
+            for block_size in (self._middle_block(), self.block_sizes[-1]):
+                shape = self._first_shape(lengths, block_size=block_size)
+                rule = "attention.strided_rows" if fused else features.rule
+                with self._judged(rule, shape, features):
+                    rig, case = self._filled(shape, features, fused=fused)
+                    rig.check(rule, case, with_lse=rig.backend.has_lse)
+
+    def _filled(
+        self,
+        shape: StepShape,
+        *features: Features,
+        poison: float = 0.0,
+        fused: bool = False,
+        tail: Sequence[int] = (0,),
+    ) -> tuple[AttentionRig, AttentionCase]:
+        case = shape.case(self._torch_device, fused=fused, tail=tail)
+        rig = self._rig(shape, *features, num_blocks=len(case.kv_cache[0]), poison=poison)
+        rig.fill(case)
+        return rig, case
+
+    def _world(self, shape: StepShape, *features: Features) -> tuple[AttentionRig, AttentionCase]:
+        """Whole prompts to take parts of, and a rig whose caches are empty."""
+        world = shape.case(self._torch_device)
+        return self._rig(shape, *features, num_blocks=len(world.kv_cache[0])), world
+
+    def _with_window(self, shape: StepShape, features: Features) -> Features:
+        """With its window, where there may be one together with the rest."""
+        can = self.windows and not self._supports(self._spec(shape, features))
+        return features if can else features._replace(window=None)
+
+    def _middle_block(self) -> int:
+        return self.block_sizes[len(self.block_sizes) // 2]
 
 
 def checked_layout(
