@@ -85,6 +85,16 @@ def long_case(dtype: torch.dtype = torch.float32, num_heads: int = 6) -> Attenti
 # ---- The numbers ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("lengths", [(1, 1), (3, 3)])
+def test_scores_far_below_any_usual_one_are_still_scores(lengths: tuple[int, int]) -> None:
+    case = make_case(lengths=[lengths], num_heads=1, num_kv_heads=1, head_dim=1, block_size=4)
+    case.query.fill_(1e16)
+    case.key.fill_(-1e15)
+    out, _ = run(case, replace(_LAYER, scale=1.0))
+    expected = case.value[:, 0].cumsum(0) / torch.arange(1, lengths[0] + 1)[:, None]
+    torch.testing.assert_close(out[:, 0], expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("window", [None, 1, 300, 511])
 def test_contexts_of_several_splits_and_tiles_equal_float64(dtype: torch.dtype, window: int | None) -> None:

@@ -26,7 +26,6 @@ logger = logging.getLogger(__name__)
 
 Cache: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
 _ELEMENT_TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
-_ROW = 16  # partial results are padded to whole vectors
 
 
 def make_backend(context: AttentionBackendContext) -> AttentionBackend:
@@ -54,7 +53,7 @@ class CpuNativeBackend(AttentionBackend):
         spec = context.spec
         self._kernels = kernels
         self._num_kv_heads = spec.num_kv_heads
-        self._partial_floats = spec.num_heads * (_padded(spec.v_head_dim) + 2)  # of one split
+        self._partial_floats = spec.num_heads * (_padded(spec.v_head_dim, kernels.row_elements) + 2)  # of one split
         self._partials = np.empty(0, dtype=np.float32)
         pool = torch_thread_pool() if context.num_threads > 1 else None
         num_threads = 1 if pool is None else context.num_threads
@@ -172,8 +171,8 @@ class StepPlan:
         )
 
 
-def _padded(head_dim: int) -> int:
-    return -(-head_dim // _ROW) * _ROW
+def _padded(head_dim: int, row_elements: int) -> int:
+    return -(-head_dim // row_elements) * row_elements
 
 
 def _aligned_bytes(size: int) -> NDArray[np.uint8]:

@@ -79,6 +79,7 @@ class Kernels:
         library = ctypes.CDLL(str(path))
         library.tokenyard_isa.restype = ctypes.c_char_p
         library.tokenyard_split_tokens.restype = _INTEGER
+        library.tokenyard_row_elements.restype = _INTEGER
         library.tokenyard_scratch_bytes.restype = _INTEGER
         library.tokenyard_scratch_bytes.argtypes = [ctypes.POINTER(Setup)]
         library.tokenyard_attend.restype = ctypes.c_int32
@@ -86,6 +87,7 @@ class Kernels:
         self.library = library
         self.isa: str = library.tokenyard_isa().decode()
         self.split_tokens: int = library.tokenyard_split_tokens()
+        self.row_elements: int = library.tokenyard_row_elements()
         self._attend = library.tokenyard_attend
 
     def scratch_bytes(self, setup: Setup) -> int:

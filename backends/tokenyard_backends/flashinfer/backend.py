@@ -4,9 +4,7 @@ K/V rows are written by torch's `index_copy_`: `append_paged_kv_cache` would nee
 and the position of each row) and one more kernel to compile, to save one launch a layer.
 
 Sinks are added afterwards. The `sinks` argument of the wrappers' `run` is read by kernels for other GPUs only: those
-used here (fa2, fa3 and the decode kernel) take it and leave it unread. A sink s only adds exp(s) to the softmax's
-denominator, so with the log-sum-exp L of the kernel the output is to be multiplied by sigmoid(L - s), and the
-log-sum-exp becomes log(exp(L) + exp(s)).
+used here (fa2, fa3 and the decode kernel) take it and leave it unread.
 
 Legend: T = query rows, H / HK = query / KV heads, D = head size.
 """
@@ -25,6 +23,8 @@ from tokenyard_backends.flashinfer.kernels import Cache, KernelSettings, LayerKi
 from tokenyard_backends.flashinfer.library import load_library
 from tokenyard_backends.flashinfer.plugin import FlashInferOptions
 from tokenyard_backends.flashinfer.steps import CapturePlan, KernelPool, Plan, StepPlan
+from tokenyard_backends.shared.refusals import common_refusals, head_dim_refusals, nvidia_refusals
+from tokenyard_backends.shared.sinks import add_sinks
 
 if TYPE_CHECKING:
     from tokenyard.interfaces import AttentionBackendContext, AttentionBatch, AttentionLayer, AttentionSpec
@@ -58,26 +58,7 @@ class FlashInferBackend(AttentionBackend):
 
     @classmethod
     def supports(cls, spec: AttentionSpec) -> list[str]:
-        reasons = []
-        if spec.device_type != "cuda":
-            reasons.append(f"device type {spec.device_type} is not cuda")
-        if torch.version.hip is not None:
-            reasons.append("it needs an NVIDIA GPU, and this torch is built for AMD's")
-        if spec.dtype not in _DTYPES:
-            reasons.append(f"dtype {spec.dtype} is not one of: {', '.join(_DTYPES)}")
-        if spec.kv_cache_dtype not in ("auto", spec.dtype):
-            reasons.append(f"a K/V cache of dtype {spec.kv_cache_dtype} is not available; use auto")
-        if not spec.causal:
-            reasons.append("attention that is not causal is not available")
-        if spec.num_heads % spec.num_kv_heads:
-            reasons.append(f"{spec.num_heads} heads are not a multiple of {spec.num_kv_heads} KV heads")
-        if spec.head_dim not in _HEAD_DIMS:
-            reasons.append(f"head size {spec.head_dim} is not one of: {', '.join(map(str, _HEAD_DIMS))}")
-        if spec.v_head_dim != spec.head_dim:
-            reasons.append(f"the values' head size {spec.v_head_dim} differs from the keys' {spec.head_dim}")
-        if spec.block_size < 1:
-            reasons.append(f"block size {spec.block_size} is below 1")
-        return reasons
+        return [*nvidia_refusals(spec), *common_refusals(spec, _DTYPES), *head_dim_refusals(spec, _HEAD_DIMS)]
 
     def kv_cache_layout(self, spec: AttentionSpec, num_blocks: int) -> KVCacheLayout:
         shape = (num_blocks, spec.block_size, spec.num_kv_heads, spec.head_dim)
@@ -116,7 +97,7 @@ class FlashInferBackend(AttentionBackend):
         if lse is not None:
             lse.mul_(math.log(2))  # FlashInfer's is in base 2
             if layer.sinks is not None:
-                _add_sinks(out, lse, layer.sinks.float())
+                add_sinks(out, lse, layer.sinks)
 
 
 class CascadeBackend(FlashInferBackend):
@@ -128,12 +109,6 @@ class CascadeBackend(FlashInferBackend):
 def make_backend(options: FlashInferOptions, context: AttentionBackendContext) -> FlashInferBackend:
     """Raises ConfigError for options that cannot hold, PluginError when the package cannot be imported."""
     return (CascadeBackend if options.cascade else FlashInferBackend)(options, context)
-
-
-def _add_sinks(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> None:
-    """Let `sinks` [H] join the softmax of `out` [T, H, D], and `lse` [T, H] (natural)."""
-    out.mul_(torch.sigmoid(lse - sinks).unsqueeze(-1))
-    torch.logaddexp(lse, sinks.expand_as(lse), out=lse)
 
 
 def _check_options(options: FlashInferOptions, spec: AttentionSpec) -> None:

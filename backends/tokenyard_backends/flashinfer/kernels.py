@@ -62,6 +62,8 @@ class KernelSettings:
 class Kernel(ABC):
     """One wrapper. `run` uses the latest plan; `owner` is the step that made it."""
 
+    _wrapper: DecodeWrapper | PrefillWrapper
+
     def __init__(self, settings: KernelSettings) -> None:
         self._settings = settings
         is_cuda = settings.device.type == "cuda"
@@ -85,19 +87,21 @@ class Kernel(ABC):
     @abstractmethod
     def _plan(self, pages: PageTensors, kind: LayerKind) -> None: ...
 
-    @abstractmethod
     def run(self, query: torch.Tensor, kv_cache: Cache, out: torch.Tensor, lse: torch.Tensor | None) -> None:
         """Attend `query` [T, H, D]; write `out` [T, H, D] and, when given, `lse` [T, H] float32 in base 2."""
+        self._wrapper.run(query, kv_cache, out=out, lse=lse, return_lse=lse is not None)
 
 
 class PrefillKernel(Kernel):
     """Any number of query rows a sequence; without `causal`, every row sees all keys."""
 
+    _wrapper: PrefillWrapper
+
     def __init__(self, settings: KernelSettings, *, causal: bool = True) -> None:
         super().__init__(settings)
         self._causal = causal
         with torch.inference_mode(False):  # FlashInfer writes to its buffers in and out of inference mode
-            self._wrapper: PrefillWrapper = settings.library.BatchPrefillWithPagedKVCacheWrapper(
+            self._wrapper = settings.library.BatchPrefillWithPagedKVCacheWrapper(
                 settings.workspace, _LAYOUT, backend=settings.prefill_backend
             )
 
@@ -121,12 +125,11 @@ class PrefillKernel(Kernel):
             sm_scale=kind.scale,
         )
 
-    def run(self, query: torch.Tensor, kv_cache: Cache, out: torch.Tensor, lse: torch.Tensor | None) -> None:
-        self._wrapper.run(query, kv_cache, out=out, lse=lse, return_lse=lse is not None)
-
 
 class DecodeKernel(Kernel):
     """One query row a sequence."""
+
+    _wrapper: DecodeWrapper
 
     def __init__(self, settings: KernelSettings) -> None:
         super().__init__(settings)
@@ -155,9 +158,6 @@ class DecodeKernel(Kernel):
             o_data_type=settings.dtype,
             sm_scale=kind.scale,
         )
-
-    def run(self, query: torch.Tensor, kv_cache: Cache, out: torch.Tensor, lse: torch.Tensor | None) -> None:
-        self._wrapper.run(query, kv_cache, out=out, lse=lse, return_lse=lse is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from tokenyard_backends.shared.uploads import for_upload
+
 if TYPE_CHECKING:
     from tokenyard.arrays import IntArray
     from tokenyard.interfaces import AttentionBatch
@@ -107,9 +109,7 @@ class PageTensors:
 def to_tensors(pages: Pages, device: torch.device) -> PageTensors:
     """Tensors of one int32 buffer, pinned where the device is a GPU, so that copies of it need not be waited for."""
     parts = (pages.query_start, pages.page_start, pages.last_page_len, pages.page_ids)
-    buffer = torch.from_numpy(np.concatenate(parts))
-    if device.type == "cuda":
-        buffer = buffer.pin_memory()  # torch reuses it only when the copies from it are done
+    buffer = for_upload(np.concatenate(parts), device)
     query_start, page_start, last_page_len, page_ids = torch.split(buffer, [len(part) for part in parts])
     return PageTensors(
         query_start=query_start,

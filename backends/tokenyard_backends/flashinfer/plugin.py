@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 from tokenyard import AttentionBackendDescriptor, hookimpl
 
+from tokenyard_backends.shared.requirements import dotted, gpu_reasons, release
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -33,27 +35,16 @@ class FlashInferOptions:
 
 
 def _requires(platform: Platform) -> Sequence[str]:
-    return [*_package_reasons(platform), *_device_reasons(platform), *_compiler_reasons(platform)]
+    return [*_package_reasons(platform), *gpu_reasons(platform, _MIN_CAPABILITY), *_compiler_reasons(platform)]
 
 
 def _package_reasons(platform: Platform) -> Iterator[str]:
     version = platform.package_version(_DISTRIBUTION)
-    span = f"{_text(_FIRST)} to {_text(_LAST)}"
+    span = f"{dotted(_FIRST)} to {dotted(_LAST)}"
     if version is None:
         yield f"{_DISTRIBUTION} is not installed; `pip install 'tokenyard[flashinfer]'` brings it ({span})"
-    elif not _FIRST <= _release(version) <= _LAST:
+    elif not _FIRST <= release(version) <= _LAST:
         yield f"{_DISTRIBUTION} {version} is installed, and {span} are what it is written for"
-
-
-def _device_reasons(platform: Platform) -> Iterator[str]:
-    capability = platform.compute_capability
-    if capability is None:
-        yield "it needs an NVIDIA GPU, and torch sees none"
-    elif capability < _MIN_CAPABILITY:
-        yield (
-            f"it needs a GPU of compute capability {_text(_MIN_CAPABILITY)} or later, and this one has "
-            f"{_text(capability)}"
-        )
 
 
 def _compiler_reasons(platform: Platform) -> Iterator[str]:
@@ -66,19 +57,6 @@ def _compiler_reasons(platform: Platform) -> Iterator[str]:
             "its kernels are compiled at first use, and neither nvcc nor CUDA_HOME nor the package "
             "flashinfer-jit-cache is there"
         )
-
-
-def _release(version: str) -> tuple[int, ...]:
-    from packaging.version import InvalidVersion, Version  # comes with transformers; needed only where it is installed
-
-    try:
-        return Version(version).release
-    except InvalidVersion:
-        return ()
-
-
-def _text(parts: Sequence[int]) -> str:
-    return ".".join(map(str, parts))
 
 
 def _supports(spec: AttentionSpec) -> Sequence[str]:

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from tokenyard.interfaces import AttentionBackend, KVCacheLayout
 
+from tokenyard_backends.shared.refusals import common_refusals
 from tokenyard_backends.torch_native.explicit import attend_explicitly
 from tokenyard_backends.torch_native.plan import DecodeGroup, PromptWork, QuerySpan, StepPlan
 from tokenyard_backends.torch_native.varlen import find_varlen
@@ -52,18 +53,7 @@ class TorchNativeBackend(AttentionBackend):
 
     @classmethod
     def supports(cls, spec: AttentionSpec) -> list[str]:
-        reasons = []
-        if spec.dtype not in _DTYPES:
-            reasons.append(f"dtype {spec.dtype} is not one of: {', '.join(_DTYPES)}")
-        if spec.kv_cache_dtype not in ("auto", spec.dtype):
-            reasons.append(f"a K/V cache of dtype {spec.kv_cache_dtype} is not available; use auto")
-        if not spec.causal:
-            reasons.append("attention that is not causal is not available")
-        if spec.num_heads % spec.num_kv_heads:
-            reasons.append(f"{spec.num_heads} heads are not a multiple of {spec.num_kv_heads} KV heads")
-        if spec.block_size < 1:
-            reasons.append(f"block size {spec.block_size} is below 1")
-        return reasons
+        return list(common_refusals(spec, _DTYPES))
 
     def kv_cache_layout(self, spec: AttentionSpec, num_blocks: int) -> KVCacheLayout:
         rows = (num_blocks, spec.block_size, spec.num_kv_heads)

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from tokenyard_backends.shared.uploads import to_device
+from tokenyard_backends.shared.windows import window_start
 from tokenyard_backends.torch_native.varlen import VarlenStep, varlen_step
 
 if TYPE_CHECKING:
@@ -104,7 +106,7 @@ class StepPlan:
     def _decode_groups(self, window: int | None) -> list[DecodeGroup]:
         sequences = np.flatnonzero(self._query_lens == 1)
         lengths = self._context_lens[sequences]
-        first_blocks = _window_start(lengths - 1, window) // self._block_size
+        first_blocks = window_start(lengths - 1, window) // self._block_size
         classes = _length_class(-(-lengths // self._block_size) - first_blocks)
         groups = []
         for num_blocks in np.unique(classes):
@@ -124,7 +126,7 @@ class StepPlan:
         block_index = np.minimum(block_index, (lengths - 1) // self._block_size)  # never past the table's own blocks
         positions = first_blocks[:, None] * self._block_size + np.arange(num_blocks * self._block_size)  # [B, L]
         written = positions < lengths
-        seen = written & (positions >= _window_start(lengths - 1, window))
+        seen = written & (positions >= window_start(lengths - 1, window))
         whole_step = len(sequences) == len(self._query_lens)
         return DecodeGroup(
             rows=None if whole_step else self._to_device(self._starts[sequences]),
@@ -138,7 +140,7 @@ class StepPlan:
         start, num_rows = int(self._starts[index]), int(self._query_lens[index])
         length = int(self._context_lens[index])
         past = length - num_rows
-        first_block = int(_window_start(np.asarray(past), window)) // self._block_size if past else 0
+        first_block = int(window_start(np.asarray(past), window)) // self._block_size if past else 0
         origin = first_block * self._block_size
         num_blocks = -(-length // self._block_size)
         spans = tuple(
@@ -156,7 +158,7 @@ class StepPlan:
 
     def _span(self, first_row: int, low: int, high: int, origin: int, window: int | None) -> QuerySpan:
         """The query positions low:high of a sequence, in the step's rows from `first_row` on."""
-        first = int(_window_start(np.asarray(low), window))
+        first = int(window_start(np.asarray(low), window))
         queries = torch.arange(low, high, device=self._device)[:, None]
         keys = torch.arange(first, high, device=self._device)
         hidden = keys > queries
@@ -181,16 +183,7 @@ class StepPlan:
         return mask.masked_fill_(hidden, -torch.inf)
 
     def _to_device(self, values: NDArray[np.generic]) -> torch.Tensor:
-        host = torch.from_numpy(values)
-        if self._device.type != "cuda":
-            return host.to(self._device)
-        # From pageable memory the copy would wait for everything that the device has still to do.
-        return host.pin_memory().to(self._device, non_blocking=True)
-
-
-def _window_start(positions: Lengths, window: int | None) -> Lengths:
-    """The first position that each query position sees."""
-    return np.zeros_like(positions) if window is None else np.maximum(positions - window + 1, 0)
+        return to_device(values, self._device)
 
 
 def _length_class(num_blocks: Lengths) -> Lengths:

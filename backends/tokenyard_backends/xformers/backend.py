@@ -1,8 +1,7 @@
 """The backend: K/V rows into the cache, then one operator for decoding sequences and one for prompts.
 
 The cache is NHD, K and V apart: [blocks, block size, KV heads, head size]. The paged operator reads it as it is.
-Neither operator knows sinks. A sink s only adds exp(s) to the softmax's denominator, so with the log-sum-exp L of an
-operator its output is to be multiplied by sigmoid(L - s), and the log-sum-exp becomes log(exp(L) + exp(s)).
+Neither operator knows sinks: they are added afterwards.
 
 Legend: T = query rows, L = K/V rows, H / HK = query / KV heads, G = H / HK, D = head size.
 """
@@ -15,6 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import torch
 from tokenyard.interfaces import AttentionBackend, KVCacheLayout
 
+from tokenyard_backends.shared.refusals import common_refusals, head_dim_refusals, nvidia_refusals
+from tokenyard_backends.shared.sinks import add_sinks
 from tokenyard_backends.xformers.plan import StepPlan
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class XformersBackend(AttentionBackend):
         for prompt in work.prompts:
             self._prompt(prompt, layer, query, (key, value), slots, _Result(out, lse))
         if lse is not None and layer.sinks is not None:
-            _add_sinks(out, lse, layer.sinks.float())
+            add_sinks(out, lse, layer.sinks)
 
     def _decode(
         self, work: DecodeWork, layer: AttentionLayer, query: torch.Tensor, slots: Cache, target: _Result
@@ -128,23 +129,10 @@ class XformersBackend(AttentionBackend):
 
 
 def _refusals(spec: AttentionSpec) -> Iterator[str]:
-    if spec.device_type != "cuda":
-        yield f"device type {spec.device_type} is not cuda"
-    if torch.version.hip is not None:
-        yield "it needs an NVIDIA GPU, and this torch is built for AMD's"
-    if spec.dtype not in _DTYPES:
-        yield f"dtype {spec.dtype} is not one of: {', '.join(_DTYPES)}"
-    if spec.kv_cache_dtype not in ("auto", spec.dtype):
-        yield f"a K/V cache of dtype {spec.kv_cache_dtype} is not available; use auto"
-    if not spec.causal:
-        yield "attention that is not causal is not available"
-    if spec.num_heads % spec.num_kv_heads:
-        yield f"{spec.num_heads} heads are not a multiple of {spec.num_kv_heads} KV heads"
-    if spec.head_dim not in _HEAD_DIMS:
-        yield f"head size {spec.head_dim} is not one of: {', '.join(map(str, _HEAD_DIMS))}"
-    if spec.v_head_dim != spec.head_dim:
-        yield f"the values' head size {spec.v_head_dim} differs from the keys' {spec.head_dim}"
-    if spec.block_size < 1 or spec.block_size % _KEY_TILE:
+    yield from nvidia_refusals(spec)
+    yield from common_refusals(spec, _DTYPES)
+    yield from head_dim_refusals(spec, _HEAD_DIMS)
+    if spec.block_size % _KEY_TILE:
         yield f"block size {spec.block_size} is not a multiple of {_KEY_TILE}; set kv_cache.block_size={_KEY_TILE}"
     if spec.soft_caps:
         yield "soft caps are not available: xformers' operators have none"
@@ -159,9 +147,3 @@ def _write(target: _Result, result: _Result, rows: torch.Tensor | None, num_rows
             to.copy_(given[:num_rows])
         else:
             to.index_copy_(0, rows, given[:num_rows].to(to.dtype))
-
-
-def _add_sinks(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> None:
-    """Let `sinks` [H] join the softmax of `out` [T, H, D] and `lse` [T, H]."""
-    out.mul_(torch.sigmoid(lse - sinks).unsqueeze(-1))
-    torch.logaddexp(lse, sinks.expand_as(lse), out=lse)

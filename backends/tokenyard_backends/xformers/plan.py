@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
+from tokenyard_backends.shared.uploads import to_device
+from tokenyard_backends.shared.windows import window_start
 from tokenyard_backends.xformers.biases import decode_bias, prompt_bias
 
 if TYPE_CHECKING:
+    import torch
     from numpy.typing import NDArray
     from tokenyard.interfaces import AttentionBatch
 
@@ -83,7 +85,7 @@ class StepPlan:
         The kernel is compiled anew for each pair of these numbers.
         """
         ends = self._context_lens[self._decoding]
-        starts = _window_start(ends - 1, window)
+        starts = window_start(ends - 1, window)
         first_pages = starts // self._block_size
         last_pages = (ends - 1) // self._block_size
         num_pages = _next_power_of_two(int((last_pages - first_pages).max()) + 1)
@@ -104,7 +106,7 @@ class StepPlan:
         return DecodeWork(rows, len(ends), bias)
 
     def _prompts(self, window: int | None) -> Iterator[PromptWork]:
-        starts = _window_start(self._context_lens - self._query_lens, window)
+        starts = window_start(self._context_lens - self._query_lens, window)
         counts = self._context_lens - starts
         for group in _groups(self._prompting, counts[self._prompting]):
             yield self._prompt(group, starts[group], counts[group], window)
@@ -135,15 +137,7 @@ class StepPlan:
         return blocks * self._block_size + positions % self._block_size
 
     def _to_device(self, values: Integers) -> torch.Tensor:
-        tensor, device = torch.from_numpy(values), self._table.device
-        if device.type == "cuda":
-            tensor = tensor.pin_memory()  # a copy of pageable memory would wait for the device
-        return tensor.to(device, non_blocking=True)
-
-
-def _window_start(positions: Integers, window: int | None) -> Integers:
-    """The first position that each query position sees."""
-    return np.zeros_like(positions) if window is None else np.maximum(positions - window + 1, 0)
+        return to_device(values, self._table.device)
 
 
 def _ranges(starts: Integers, counts: Integers) -> Integers:

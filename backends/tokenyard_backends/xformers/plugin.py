@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from tokenyard import AttentionBackendDescriptor, hookimpl
 
+from tokenyard_backends.shared.requirements import dotted, gpu_reasons, release
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -21,7 +23,7 @@ _LAST_TRITON = (3, 8)
 
 
 def _requires(platform: Platform) -> Sequence[str]:
-    return [*_package_reasons(platform), *_triton_reasons(platform), *_device_reasons(platform)]
+    return [*_package_reasons(platform), *_triton_reasons(platform), *gpu_reasons(platform, _MIN_CAPABILITY)]
 
 
 def _package_reasons(platform: Platform) -> Iterator[str]:
@@ -39,35 +41,11 @@ def _triton_reasons(platform: Platform) -> Iterator[str]:
     version = platform.package_version("triton")  # None also where another distribution has the package
     if not platform.has_package("triton"):
         yield "triton is not installed; torch's builds for CUDA bring it"
-    elif version is not None and not _FIRST_TRITON <= _release(version)[:2] <= _LAST_TRITON:
+    elif version is not None and not _FIRST_TRITON <= release(version)[:2] <= _LAST_TRITON:
         yield (
-            f"triton {version} is installed, and xformers' paged kernel compiles with {_text(_FIRST_TRITON)} to "
-            f"{_text(_LAST_TRITON)} only: it needs block pointers"
+            f"triton {version} is installed, and xformers' paged kernel compiles with {dotted(_FIRST_TRITON)} to "
+            f"{dotted(_LAST_TRITON)} only: it needs block pointers"
         )
-
-
-def _device_reasons(platform: Platform) -> Iterator[str]:
-    capability = platform.compute_capability
-    if capability is None:
-        yield "it needs an NVIDIA GPU, and torch sees none"
-    elif capability < _MIN_CAPABILITY:
-        yield (
-            f"it needs a GPU of compute capability {_text(_MIN_CAPABILITY)} or later, and this one has "
-            f"{_text(capability)}"
-        )
-
-
-def _release(version: str) -> tuple[int, ...]:
-    from packaging.version import InvalidVersion, Version  # comes with transformers; needed only where it is installed
-
-    try:
-        return Version(version).release
-    except InvalidVersion:
-        return ()
-
-
-def _text(parts: Sequence[int]) -> str:
-    return ".".join(map(str, parts))
 
 
 def _supports(spec: AttentionSpec) -> Sequence[str]:
@@ -77,9 +55,12 @@ def _supports(spec: AttentionSpec) -> Sequence[str]:
 
 
 def _build(options: NoOptions, context: AttentionBackendContext) -> AttentionBackend:
+    from triton.runtime import driver
+
     from tokenyard_backends.xformers.backend import XformersBackend  # imports torch
     from tokenyard_backends.xformers.operators import load_operators  # imports torch, then xformers
 
+    driver.active.get_current_target()  # compiled here by a C compiler, if at all: not in the first step
     return XformersBackend(context, load_operators())
 
 

@@ -75,6 +75,9 @@ EXPORT const char* tokenyard_isa() { return ISA; }
 // Tokens of a KV split: `partials` has room for ceil(length / this) splits of each sequence that decodes.
 EXPORT int64_t tokenyard_split_tokens() { return CHUNK; }
 
+// Rows are padded to a multiple of this: `partials` has DV rounded up to it.
+EXPORT int64_t tokenyard_row_elements() { return ROW; }
+
 // Work space of a thread, in bytes.
 EXPORT int64_t tokenyard_scratch_bytes(const Setup* setup) {
   Step step{};

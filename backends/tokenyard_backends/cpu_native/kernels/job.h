@@ -9,7 +9,7 @@ namespace {
 constexpr int ROW = 16;           // elements: rows of another size are copied and padded before use
 constexpr int CHUNK = 256;        // tokens of a KV split in decoding
 constexpr int64_t ROWS = 96;      // query rows of a prefill tile, heads of a group folded in; or one token's if more
-constexpr float LOWEST = -1e30f;  // a maximum before anything was seen: finite, so that no difference is NaN
+constexpr float LOWEST = -3e38f;  // a maximum before anything was seen: finite, so that no difference is NaN
 
 typedef void (*Work)(void*);
 typedef void (*Parallel)(Work, void*, unsigned num_threads, unsigned flags);  // GOMP_parallel
@@ -74,6 +74,7 @@ struct Job {
     return layer.window ? larger_of(0, position - layer.window + 1) : 0;
   }
   int64_t query_length(int64_t sequence) const { return step.query_start[sequence + 1] - step.query_start[sequence]; }
+  void fail(int32_t why) { __atomic_store_n(&error, why, __ATOMIC_RELAXED); }  // by any thread
   int64_t prefill_tokens() const { return larger_of(1, ROWS / group); }  // of a tile
 };
 
@@ -92,7 +93,7 @@ void find_rows(Job& job, int64_t sequence, int64_t head, int64_t first, int64_t 
   for (int64_t i = 0; i < n;) {
     int64_t offset = (first + i) % size;
     int64_t block = job.step.block_table[sequence * job.step.table_stride + (first + i) / size];
-    if (block < 0 || block >= job.layer.num_blocks) job.error = 2, block = 0;
+    if (block < 0 || block >= job.layer.num_blocks) job.fail(2), block = 0;
     int64_t row = (block * job.setup.num_kv_heads + head) * size + offset;
     for (int64_t end = smaller_of(n, i + size - offset); i < end; ++i) rows[i] = row++;
   }
@@ -120,7 +121,7 @@ template <class T> void write_rows(const Job& job, const T* from, int64_t token,
 template <class T> void write_token(Job& job, int64_t token, char*) {
   const Layer& layer = job.layer;
   int64_t slot = job.step.slots[token];
-  if (slot < 0 || slot >= layer.num_blocks * job.setup.block_size) { job.error = 1; return; }
+  if (slot < 0 || slot >= layer.num_blocks * job.setup.block_size) { job.fail(1); return; }
   const T* key = (const T*)layer.key + token * layer.key_stride;
   const T* value = (const T*)layer.value + token * layer.value_stride;
   write_rows(job, key, token, job.setup.head_dim, (T*)layer.key_cache);

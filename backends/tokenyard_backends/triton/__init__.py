@@ -1,0 +1,1 @@
+"""Paged attention in Triton kernels of our own: NVIDIA GPUs, and Triton's interpreter for tests."""
