@@ -116,7 +116,7 @@ def test_any_shape_split_and_tile_equals_float64(attempt: tuple[AttentionCase, A
 
 @pytest.mark.slow
 @given(attempt=attempts())
-@settings(max_examples=300, deadline=None, suppress_health_check=QUIET)
+@settings(max_examples=60, deadline=None, suppress_health_check=QUIET)
 def test_many_shapes_splits_and_tiles_equal_float64(
     attempt: tuple[AttentionCase, AttentionLayer, TritonBackend],
 ) -> None:
