@@ -75,7 +75,7 @@ def test_the_pinned_cpu_build_of_torch_brings_no_gpu_packages() -> None:
         pytest.skip(f"the index offers {offered}, not a CPU build")
     assert metadata.version("torch") == offered
     names = {(distribution.metadata["Name"] or "").lower() for distribution in metadata.distributions()}
-    ours = {"nvidia-ml-py"}  # of tests/without-dependencies.txt: a few kilobytes of Python; triton is in the extra `dev`
+    ours = {"nvidia-ml-py"}  # of tests/without-dependencies.txt: Python alone; triton is in the extra `dev`
     assert not {name for name in names - ours if name.startswith(("nvidia-", "cuda-"))}
 
 
