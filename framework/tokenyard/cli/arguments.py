@@ -111,6 +111,13 @@ def _exists(word: str) -> bool:
         return False
 
 
+def tell_progress(*loggers: str) -> None:
+    """What a start does, such as fetching a model, is told on stderr; not to those who asked for errors alone."""
+    if logging.getLogger().level <= logging.WARNING:
+        for name in loggers:
+            logging.getLogger(name).setLevel(logging.INFO)
+
+
 def parse(parser: Parser, arguments: Sequence[str]) -> Given:
     """Parse flags, words and overrides in any order; the word at the parser's `model_at` is the model."""
     add_engine_flags(parser)

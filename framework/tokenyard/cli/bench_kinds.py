@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias, cast
 
@@ -20,6 +19,7 @@ from tokenyard.bench.settings import (
     read_settings,
 )
 from tokenyard.bench.startup import run_startup_bench
+from tokenyard.cli.arguments import tell_progress
 from tokenyard.cli.terminal import say
 from tokenyard.errors import TokenyardError, UserError
 from tokenyard.launch.config_file import read_config_file
@@ -181,8 +181,7 @@ def _refuse_model(given: Given) -> None:
 
 def _tell_progress() -> None:
     """A model that is fetched, and a round that begins, are told on stderr."""
-    for name in ("tokenyard.front_end", "tokenyard.bench"):
-        logging.getLogger(name).setLevel(logging.INFO)
+    tell_progress("tokenyard.front_end", "tokenyard.bench")
 
 
 def _facts_of(row: Mapping[str, object]) -> str:

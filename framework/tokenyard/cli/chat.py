@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tokenyard.cli.arguments import Parser, make_parser, parse
+from tokenyard.cli.arguments import Parser, make_parser, parse, tell_progress
 from tokenyard.cli.sampling_flags import add_sampling_flags, sampling_params
 from tokenyard.cli.terminal import say
 from tokenyard.errors import UserError
@@ -40,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError("stdin is closed; chat reads its messages from it")
     if given.flags.raw and given.flags.system is not None:
         raise UserError("--system needs the chat template that --raw turns off; give one of the two")
-    logging.getLogger("tokenyard.front_end").setLevel(logging.INFO)
+    tell_progress("tokenyard.front_end")
     config = given.load()
     from tokenyard.llm import LLM  # torch is imported only once everything given has been checked
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tokenyard.cli.arguments import Given, Parser, make_parser, parse
+from tokenyard.cli.arguments import Given, Parser, make_parser, parse, tell_progress
 from tokenyard.cli.phases import Phases
 from tokenyard.cli.sampling_flags import add_choice_flags, add_sampling_flags, sampling_params
 from tokenyard.cli.terminal import read_stdin, say
@@ -39,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     if not text:
         raise UserError("the prompt is empty; give at least one token")
     _check_shown(given)
-    logging.getLogger("tokenyard.front_end").setLevel(logging.INFO)  # a first start fetches the model: say so
+    tell_progress("tokenyard.front_end")
     config = given.load()
     phases.end("config")
     # Only once everything given has been checked; torch by name, so that its second is not counted as the model's.

@@ -56,6 +56,12 @@ def test_generate_tells_the_walk_once_on_stderr(tiny_llama_dir: Path, packages_d
     assert lines == [f"WARNING: {WARNING}", f"INFO: {WALK}"]
 
 
+def test_those_who_ask_for_errors_alone_are_told_no_walk(tiny_llama_dir: Path, packages_dir: Path) -> None:
+    done = command("generate", "hi", str(tiny_llama_dir), *SHORT, "--log-level", "error", packages=packages_dir)
+    assert done.returncode == 0
+    assert "attention" not in done.stderr
+
+
 @pytest.mark.parametrize("engine", ["sync", "overlap"])
 def test_llm_says_what_it_takes_to_those_who_listen_and_warns_the_others(
     tiny_llama_dir: Path, caplog: pytest.LogCaptureFixture, engine: str
