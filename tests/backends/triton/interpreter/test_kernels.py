@@ -158,6 +158,23 @@ def test_a_head_group_larger_than_a_tile_is_cut() -> None:
     check(case, layer_of(case), run(backend_of(case, tiles=SMALL_TILES), case, layer_of(case)))
 
 
+def test_heads_that_lie_apart_are_brought_together() -> None:
+    """The contract says that they lie one after the other; not every caller keeps it."""
+    case = make_case(lengths=[(1, 9), (4, 7)], num_heads=4, num_kv_heads=2, head_dim=16, block_size=4)
+    apart = {
+        name: getattr(case, name).transpose(0, 1).contiguous().transpose(0, 1) for name in ("query", "key", "value")
+    }
+    check(case, layer_of(case), run(backend_of(case), replace(case, **apart), layer_of(case)))
+
+
+def test_a_prompts_window_ends_where_it_should() -> None:
+    """To the token, in the first tile of a row and in later ones."""
+    case = make_case(lengths=[(37, 80), (2, 3)], num_heads=3, num_kv_heads=1, head_dim=16, block_size=4)
+    for window in (1, 2, 15, 16, 17, 40):
+        layer = layer_of(case, window)
+        check(case, layer, run(backend_of(case, tiles=SMALL_TILES), case, layer))
+
+
 def test_a_token_without_a_slot_is_not_written() -> None:
     case = make_case(lengths=[(1, 5), (1, 9)], num_heads=3, num_kv_heads=3, head_dim=80, block_size=4)
     slots = case.batch.slot_mapping.clone()
