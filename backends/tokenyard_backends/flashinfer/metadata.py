@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from tokenyard_backends.shared.block_tables import host_table
 from tokenyard_backends.shared.uploads import for_upload
 
 if TYPE_CHECKING:
@@ -32,11 +33,10 @@ class HostBatch:
 
     @classmethod
     def of(cls, batch: AttentionBatch) -> HostBatch:
-        table = batch.host_block_table
         return cls(
             query_lens=np.asarray(batch.query_lens, dtype=np.int32),
             context_lens=np.asarray(batch.context_lens, dtype=np.int32),
-            block_table=batch.block_table.cpu().numpy() if table is None else table,
+            block_table=host_table(batch),
         )
 
     @property

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from tokenyard_backends.shared.block_tables import host_table
 from tokenyard_backends.shared.uploads import to_device
 from tokenyard_backends.shared.windows import window_start
 from tokenyard_backends.torch_native.varlen import VarlenStep, varlen_step
@@ -143,12 +144,12 @@ class StepPlan:
         first_block = int(window_start(np.asarray(past), window)) // self._block_size if past else 0
         origin = first_block * self._block_size
         num_blocks = -(-length // self._block_size)
-        spans = tuple(
-            self._span(start + low - past, low, high, origin, window)
-            for low, high in _span_bounds(past, length, _EXPLICIT_SPAN_ROWS if explicit else _SPAN_ROWS)
-        )
+        spans: tuple[QuerySpan, ...]
         if not past and window is None and not explicit:
             spans = (QuerySpan(slice(start, start + num_rows), slice(0, length), None, causal=True),)
+        else:
+            bounds = _span_bounds(past, length, _EXPLICIT_SPAN_ROWS if explicit else _SPAN_ROWS)
+            spans = tuple(self._span(start + low - past, low, high, origin, window) for low, high in bounds)
         block_index = np.arange(first_block, num_blocks)
         return PromptWork(
             own_rows=None if past else slice(start, start + num_rows),
@@ -169,10 +170,7 @@ class StepPlan:
 
     def _blocks(self, sequences: Lengths, block_index: Lengths) -> torch.Tensor:
         """Block ids of the table at (sequence, index), on the device."""
-        table = self._batch.host_block_table
-        if table is None:  # of a runner for an API before 1.4
-            return self._batch.block_table[self._to_device(sequences), self._to_device(block_index)].long()
-        return self._to_device(table[sequences, block_index].astype(np.int64))
+        return self._to_device(host_table(self._batch)[sequences, block_index].astype(np.int64))
 
     def _mask(self, hidden: NDArray[np.bool_]) -> torch.Tensor:
         return self._added(self._to_device(hidden))

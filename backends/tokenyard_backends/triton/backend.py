@@ -50,7 +50,6 @@ class TritonBackend(AttentionBackend):
         spec, device = context.spec, context.device
         capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else _INTERPRETED_AS
         tiles = tiles or tiles_for(capability, spec.dtype, spec.head_dim, spec.v_head_dim)
-        self._split_tokens = options.split_tokens
         self._device = device
         self._launches = _Launches(spec, tiles, options.split_tokens)
         self._counting = Counting(device)
@@ -81,7 +80,7 @@ class TritonBackend(AttentionBackend):
         return self._plan(batch, sequences, sequences.new_empty((0, 2)), batch.max_seq_len)
 
     def _plan(self, batch: AttentionBatch, sequences: torch.Tensor, tiles: torch.Tensor, longest: int) -> StepPlan:
-        splits = most_splits(longest, None, self._split_tokens)
+        splits = most_splits(longest, None, self._launches.split_tokens)
         num_heads, v_head_dim = self._split_heads
         parts = len(sequences) * num_heads * splits if splits > 1 else 0
         return StepPlan(
@@ -134,7 +133,7 @@ class _Launches:
         splits = {"MIN_SPLIT": split_tokens, "MAX_SPLITS": MAX_SPLITS, "KEYS": tiles.decode.keys}
         paged = {**heads, **sides, "GROUP": group, "BLOCK_SIZE": spec.block_size}
         self._num_heads, self._num_kv_heads = spec.num_heads, spec.num_kv_heads
-        self._split_tokens = split_tokens
+        self.split_tokens = split_tokens
         self._written_heads = max(1, min(padded(spec.num_kv_heads), _WRITTEN_AT_ONCE // max(sides.values())))
         self._write = {**heads, **sides, "TILE_HEADS": self._written_heads, "num_warps": 4}
         self._decode = {**paged, **splits, **_of_tile(tiles.decode, group)}
@@ -161,8 +160,8 @@ class _Launches:
     ) -> None:
         """The sequences with one query row, split by K/V; the parts are merged where there may be several."""
         batch, window, rows = plan.batch, layer.sliding_window, len(plan.sequences)
-        room = most_splits(plan.longest, None, self._split_tokens)
-        splits = most_splits(plan.longest, window, self._split_tokens)
+        room = most_splits(plan.longest, None, self.split_tokens)
+        splits = most_splits(plan.longest, window, self.split_tokens)
         where = (plan.sequences, batch.query_start_loc, batch.seq_lens)
         kernels.decode_kernel[rows, self._programs(self._decode), splits](
             query,

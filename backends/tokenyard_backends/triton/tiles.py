@@ -33,8 +33,7 @@ _SIXTEEN_BITS = {  # by the greater head size, rounded up to a power of two
     256: Tiles(Tile(16, 32, 8, 2), Tile(64, 32, 8, 2)),
 }
 _HOPPER_SIXTEEN_BITS = {  # more shared memory, and products whose second factor is read from there
-    32: Tiles(Tile(16, 64, 4, 3), Tile(128, 32, 8, 3)),
-    64: Tiles(Tile(16, 64, 4, 3), Tile(128, 64, 8, 3)),
+    **_SIXTEEN_BITS,
     128: Tiles(Tile(16, 32, 4, 3), Tile(128, 64, 8, 3)),
     256: Tiles(Tile(16, 32, 8, 2), Tile(64, 32, 8, 3)),
 }

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tokenyard_backends.shared.block_tables import host_table
 from tokenyard_backends.shared.uploads import to_device
 from tokenyard_backends.shared.windows import window_start
 from tokenyard_backends.xformers.biases import decode_bias, prompt_bias
@@ -62,7 +63,8 @@ class StepPlan:
     def __init__(self, masks: Masks, batch: AttentionBatch, block_size: int) -> None:
         self.slots = batch.slot_mapping
         self._masks = masks
-        self._table = batch.block_table
+        self._device = batch.block_table.device
+        self._table = host_table(batch)
         self._block_size = block_size
         self._query_lens: Integers = np.asarray(batch.query_lens, dtype=np.int64)
         self._context_lens: Integers = np.asarray(batch.context_lens, dtype=np.int64)
@@ -99,7 +101,7 @@ class StepPlan:
             self._masks,
             starts=None if window is None else [*(starts - origins).tolist(), *[0] * padding],
             ends=[*(ends - origins).tolist(), *[0] * padding],
-            pages=self._table[self._to_device(sequences)[:, None], self._to_device(pages)],
+            pages=self._to_device(self._table[sequences[:, None], pages]),
             block_size=self._block_size,
         )
         rows = None if whole_step else self._to_device(self._first_rows[sequences])
@@ -121,7 +123,7 @@ class StepPlan:
             query_lens=query_lens.tolist(),
             key_lens=counts.tolist(),
             window=window,
-            device=self._table.device,
+            device=self._device,
         )
         return PromptWork(
             rows=None if whole_step else self._to_device(_ranges(self._first_rows[group], query_lens)),
@@ -131,13 +133,12 @@ class StepPlan:
 
     def _slots(self, group: Integers, starts: Integers, counts: Integers) -> torch.Tensor:
         """[L] cache rows of counts[i] positions from starts[i] on of each sequence."""
-        positions = self._to_device(_ranges(starts, counts))
-        sequences = self._to_device(np.repeat(group, counts))
-        blocks = self._table[sequences, positions // self._block_size].long()
-        return blocks * self._block_size + positions % self._block_size
+        positions = _ranges(starts, counts)
+        blocks = self._table[np.repeat(group, counts), positions // self._block_size].astype(np.int64)
+        return self._to_device(blocks * self._block_size + positions % self._block_size)
 
-    def _to_device(self, values: Integers) -> torch.Tensor:
-        return to_device(values, self._table.device)
+    def _to_device(self, values: NDArray[np.generic]) -> torch.Tensor:
+        return to_device(values, self._device)
 
 
 def _ranges(starts: Integers, counts: Integers) -> Integers:
