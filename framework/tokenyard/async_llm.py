@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tokenyard.engine.async_client import AsyncClient
 from tokenyard.engine.engine_thread import EngineThread
+from tokenyard.engine.link import EngineLink
 from tokenyard.errors import ValidationError
 from tokenyard.front_end import ChatOptions, FrontEnd, check_content_format, start_engine
 from tokenyard.language_model import LanguageModel
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from tokenyard.catalogue import Catalogue
     from tokenyard.config import EngineConfig
     from tokenyard.engine.input_processor import Prompt, TokenizedPrompt
-    from tokenyard.launch.assemble import RunningEngine
     from tokenyard.outputs import RequestOutput
     from tokenyard.sampling_params import SamplingParams
     from tokenyard.scheduling_hints import SchedulingHints
@@ -117,11 +117,11 @@ class AsyncLLM(LanguageModel):
 
     async def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False while requests hold blocks."""
-        return await asyncio.to_thread(self._thread.call, lambda core: core.reset_prefix_cache())
+        return await asyncio.to_thread(self._link.reset_prefix_cache)
 
     async def get_metrics(self) -> list[Metric]:
         """Counters since the start, and gauges of now."""
-        return metrics_of(await asyncio.to_thread(self._thread.call, lambda core: core.stats()))
+        return metrics_of(await asyncio.to_thread(self._link.stats))
 
     def shutdown(self) -> None:
         """Stop the engine after the step that runs and give its memory back; streams raise EngineDeadError."""
@@ -151,21 +151,40 @@ class AsyncLLM(LanguageModel):
             async for output in outputs:
                 yield output
 
+    # For the server
+
+    @property
+    def front(self) -> FrontEnd:
+        """Tokenizer, limits and defaults."""
+        return self._front
+
+    def submit(
+        self,
+        prompt: TokenizedPrompt,
+        params: SamplingParams,
+        label: str,
+        priority: int = 0,
+        scheduling: SchedulingHints | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Run one checked prompt: see AsyncClient.stream. It is queued when the first output is asked for."""
+        return self._client.stream(label, prompt, params, priority, scheduling)
+
     def _start(self, config: EngineConfig, catalogue: Catalogue, hub_token: str | bool | None = None) -> None:
-        self._thread = EngineThread(lambda: start_engine(config, catalogue, hub_token))
+        thread = EngineThread(lambda: start_engine(config, catalogue, hub_token))
+        self._link: EngineLink = thread
         try:
-            self._front = FrontEnd(config, self._thread.engine)
+            self._front = FrontEnd(config, thread.engine)
         except BaseException:
-            self._thread.stop()
+            self._link.stop()
             raise
-        self._client = AsyncClient(self._thread, self._front.inputs, self._front.tokenizer)
+        self._client = AsyncClient(self._link, self._front.inputs, self._front.tokenizer)
         self.model_config = self._front.model_config
         # At the interpreter's end too: a thread within torch must not outlive it.
-        self._finalizer = weakref.finalize(self, _shut_down, self._thread, self._front)
+        self._finalizer = weakref.finalize(self, _shut_down, self._link, self._front)
 
 
-def _shut_down(thread: EngineThread[RunningEngine], front: FrontEnd) -> None:
-    thread.stop()
+def _shut_down(link: EngineLink, front: FrontEnd) -> None:
+    link.stop()
     front.close()
 
 

@@ -7,6 +7,7 @@ holds what the core itself reads; `options` holds the chosen component's own typ
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -83,7 +84,7 @@ class ExecutorConfig:
 
     name: str = "inproc"
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto = a GPU where there is one
-    tensor_parallel_size: Literal[1] = 1  # more than one rank is not available yet
+    tensor_parallel_size: int = 1  # ranks that share the model; more than one needs executor=multiproc
     num_threads: int | None = None  # CPU threads; None = OMP_NUM_THREADS, else the physical cores
     enforce_eager: bool = False  # never record CUDA graphs
     # Numbers of decoding requests for which a GPU records a CUDA graph, a step being padded to the next one; None = 1,
@@ -97,7 +98,7 @@ class LoopConfig:
     """Group `engine`: the engine loop."""
 
     name: str = "sync"
-    process: Literal["in"] = "in"  # an engine in its own process is not available yet
+    process: Literal["in", "own"] = "in"  # own: the loop, its executor and the model in a process of their own
     log_stats: bool = True  # a step's outputs carry the scheduler's counters and gauges
     options: object = NO_OPTIONS
 
@@ -128,6 +129,42 @@ class PluginsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Group `server`: the HTTP front end of `tokenyard serve`; without a server nothing reads it. Times in seconds."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000  # 0 = one that is free
+    uds: str | None = None  # path of a Unix domain socket to listen on instead of host and port
+    root_path: str = ""  # the prefix under which a proxy serves this
+    served_model_name: tuple[str, ...] = ()  # names that requests may use, the first one in answers; [] = model.name
+    response_role: str = "assistant"  # of chat answers
+    chat_template: str | None = None  # a file, or the text itself; None = the model's own
+    default_chat_template_kwargs: Mapping[str, object] = field(default_factory=dict)  # a request's own win
+    trust_request_chat_template: bool = False  # whether a request may bring a template
+    ssl_keyfile: str | None = None
+    ssl_certfile: str | None = None
+    ssl_ca_certs: str | None = None  # clients must then have a certificate that these sign
+    allowed_origins: tuple[str, ...] = ()  # of browsers (CORS); ["*"] = all
+    allowed_hosts: tuple[str, ...] = ()  # accepted Host headers; [] = all
+    protect_metrics: bool = True  # /metrics needs an API key too, where there is one
+    salt_by_api_key: bool = False  # keys never share prefix-cache blocks
+    shutdown_timeout: float = 0.0  # after SIGTERM, running requests may go on for so long; 0 = they are aborted at once
+    max_num_queued_reqs: int | None = None  # unfinished requests, running ones included, n counted n times; None = all
+    max_num_queued_tokens: int | None = None  # prompt tokens whose prefill has not begun; None = no limit
+    request_timeout: float | None = None  # of requests that name none; None = as long as it takes
+    slow_reader_timeout: float = 30.0  # a stream whose client takes nothing for so long is aborted
+    stall_timeout: float = 60.0  # without a step while there is work, /readyz answers 503
+    restart_engine: bool = False  # start a dead engine again, at most 3 times in 10 minutes; else the server ends
+    max_n: int = 16  # most choices of a prompt
+    max_prompts: int = 1024  # most prompts of a completion request
+    max_body_bytes: int = 8 * 2**20
+    log_requests: bool = False  # a line for each request, without its text
+    log_stats_interval: float = 10.0  # of the line about running and waiting requests; 0 = none
+    timeline_size: int = 1024  # requests whose timeline /debug/requests/ID still knows; 0 = none
+    otlp_traces_endpoint: str | None = None  # where spans go, such as http://127.0.0.1:4318/v1/traces; None = nowhere
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """A whole engine. `plugins` says what may be loaded, the other groups what is used."""
 
@@ -138,6 +175,7 @@ class EngineConfig:
     executor: ExecutorConfig = field(default_factory=ExecutorConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     plugins: PluginsConfig = field(default_factory=PluginsConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
     observers: tuple[ObserverConfig, ...] = ()
     logits_processors: tuple[LogitsProcessorConfig, ...] = ()  # in the order in which they run
     seed: int = 0  # the default of model.seed, workloads and policies

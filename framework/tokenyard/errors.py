@@ -57,6 +57,14 @@ class EngineDeadError(TokenyardError):
     exit_code = 3
 
 
+class EngineOverloadedError(TokenyardError):
+    """The engine has as much to do as it may have; nothing was done for this request. Try again after `retry_after` s."""
+
+    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
 class LogitsProcessorError(TokenyardError):
     """A logits processor failed for one request; the message names both, and the request ends with it."""
 

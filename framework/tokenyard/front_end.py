@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tokenyard.catalogue import Catalogue
     from tokenyard.config import EngineConfig
     from tokenyard.engine.input_processor import Prompt
-    from tokenyard.launch.assemble import RunningEngine
+    from tokenyard.launch.assemble import EngineFacts, RunningEngine
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 class ModelInfo:
     """`LLM.model_config`: what is loaded."""
 
-    def __init__(self, engine: RunningEngine) -> None:
+    def __init__(self, engine: EngineFacts) -> None:
         self.model = engine.files.name
         self.max_model_len = engine.max_model_len
         self.dtype = engine.report.dtype
@@ -60,7 +60,7 @@ class Batch(NamedTuple):
 class FrontEnd:
     """Tokenizer, limits and defaults of one running engine. Used from any thread."""
 
-    def __init__(self, config: EngineConfig, engine: RunningEngine) -> None:
+    def __init__(self, config: EngineConfig, engine: EngineFacts) -> None:
         self.engine = engine
         self.model_config = ModelInfo(engine)
         self.tokenizer = load_tokenizer(engine.files)

@@ -198,15 +198,15 @@ class LLM(LanguageModel):
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False while requests hold blocks."""
-        return self._front.engine.core.reset_prefix_cache()
+        return self._engine.core.reset_prefix_cache()
 
     def get_metrics(self) -> list[Metric]:
         """Counters since the start, and gauges of now."""
-        return metrics_of(self._front.engine.core.stats())
+        return metrics_of(self._engine.core.stats())
 
     def shutdown(self) -> None:
         """Stop the engine and give its memory back; a second call does nothing."""
-        self._front.engine.core.shutdown()
+        self._engine.core.shutdown()
         self._front.close()
 
     def __enter__(self) -> LLM:
@@ -249,10 +249,11 @@ class LLM(LanguageModel):
     @property
     def engine(self) -> RunningEngine:
         """The parts that run."""
-        return self._front.engine
+        return self._engine
 
     def _start(self, config: EngineConfig, catalogue: Catalogue, hub_token: str | bool | None = None) -> None:
         engine = start_engine(config, catalogue, hub_token)
+        self._engine = engine
         try:
             self._front = FrontEnd(config, engine)
         except BaseException:

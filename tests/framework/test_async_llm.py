@@ -61,7 +61,7 @@ def free_blocks(llm: AsyncLLM) -> int:
             core.step()
         return core.stats().num_free_blocks
 
-    return llm._thread.call(count)
+    return llm._link.call(count)
 
 
 async def collect(stream: AsyncIterator[RequestOutput]) -> list[RequestOutput]:
@@ -137,7 +137,7 @@ def test_calls_do_not_pile_up_in_an_event_loop_that_is_busy(
 
         with monkeypatch.context() as patched:
             patched.setattr(loop, "call_soon_threadsafe", count)
-            while llm._thread.call(lambda core: core.has_requests()):  # the loop stands still, the engine goes on
+            while llm._link.call(lambda core: core.has_requests()):  # the loop stands still, the engine goes on
                 pass
         return await last(stream)
 
@@ -150,7 +150,7 @@ def test_calls_do_not_pile_up_in_an_event_loop_that_is_busy(
 def counted(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Engine ids that are aborted from now on."""
     aborted: list[str] = []
-    core = llm._thread.engine.core
+    core = llm._link.engine.core
     finish = core.finish_requests
 
     def count(request_ids: Sequence[str], reason: FinishReason) -> Sequence[str]:
@@ -331,7 +331,7 @@ def test_a_bad_label_is_refused_at_once(llm: AsyncLLM, label: object) -> None:
 
 
 def test_an_engine_refusal_reaches_the_one_consumer(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    core = llm._thread.engine.core
+    core = llm._link.engine.core
     add, seen = core.add_request, threading.Event()
 
     def refuse_second_choice(request: object) -> None:
@@ -436,7 +436,7 @@ def test_an_engine_that_dies_tells_every_consumer_and_every_later_call(
             def fail(output: object) -> None:
                 raise RuntimeError("the device is gone")
 
-            monkeypatch.setattr(llm._thread.engine.core._executor._worker, "execute", fail)  # type: ignore[attr-defined]
+            monkeypatch.setattr(llm._link.engine.core._executor._worker, "execute", fail)  # type: ignore[attr-defined]
             for stream in streams:
                 with pytest.raises(EngineDeadError, match="the device is gone"):
                     async for _ in stream:
@@ -465,7 +465,7 @@ def test_a_start_that_fails_raises_in_the_caller_and_leaves_no_thread(tmp_path: 
 
 def test_one_that_is_forgotten_stops_its_thread(tiny_llama_dir: Path) -> None:
     llm = make(tiny_llama_dir)
-    thread = llm._thread._thread
+    thread = llm._link._thread
     del llm
     thread.join(DEADLINE)
     assert not thread.is_alive()

@@ -1,4 +1,4 @@
-"""AsyncClient: many coroutines, one engine in a thread of its own."""
+"""AsyncClient: many coroutines, one engine at the other end of a link."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from tokenyard.request import FinishReason
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Sequence
 
-    from tokenyard.engine.engine_thread import Engine, EngineThread
     from tokenyard.engine.input_processor import InputProcessor, TokenizedPrompt
+    from tokenyard.engine.link import EngineLink
     from tokenyard.engine_outputs import EngineCoreOutputs
-    from tokenyard.interfaces.engine_core import EngineCore
     from tokenyard.model.tokenizer import Tokenizer
     from tokenyard.outputs import RequestOutput
-    from tokenyard.request import EngineCoreRequest, SchedulingHints
+    from tokenyard.request import SchedulingHints
     from tokenyard.sampling_params import SamplingParams
 
 
@@ -54,21 +53,21 @@ class _Death(NamedTuple):
 class AsyncClient:
     """Outputs are made when a consumer asks for them, out of what its request has by then.
 
-    So nothing piles up for a slow one, and the engine's thread does no more for many consumers than text and stop
-    strings, which end a request before its next step. Between the threads stands one lock, around the
-    OutputProcessor and the streams; no wait happens under it. Consumers may live in several event loops.
+    So nothing piles up for a slow one, and the link's thread does no more for many consumers than text and stop
+    strings. Between the threads stands one lock, around the OutputProcessor and the streams; no wait happens under it.
+    Consumers may live in several event loops.
     """
 
-    def __init__(self, thread: EngineThread[Engine], inputs: InputProcessor, tokenizer: Tokenizer) -> None:
-        self._thread = thread
-        self._clock = thread.engine.clock
+    def __init__(self, link: EngineLink, inputs: InputProcessor, tokenizer: Tokenizer) -> None:
+        self._link = link
+        self._clock = link.clock
         self._inputs = inputs
         self._outputs = OutputProcessor(tokenizer)
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._streams: dict[str, _Stream] = {}  # by request id
         self._death: _Death | None = None
-        thread.begin(self._deliver, self._end)
+        link.begin(self)
 
     async def stream(
         self,
@@ -125,7 +124,7 @@ class AsyncClient:
             self._outputs.add(request_id, prompt, params, now, child_ids, label=stream.label)
             self._streams[request_id] = stream
         try:
-            self._thread.post(lambda core: self._add(core, requests, stream))
+            self._link.add(requests)
         except EngineDeadError:
             self._forget(stream)
             raise
@@ -150,44 +149,33 @@ class AsyncClient:
             self._outputs.forget([stream.request_id])
 
     def _finish(self, engine_ids: Sequence[str]) -> None:
-        def finish(core: EngineCore) -> None:
-            core.finish_requests(engine_ids, FinishReason.ABORT)
-
         if engine_ids:
             with contextlib.suppress(EngineDeadError):  # with the engine its requests have ended
-                self._thread.post(finish)
+                self._link.finish(engine_ids, FinishReason.ABORT)
 
-    # In the engine's thread
+    # In the link's thread, as its EngineListener
 
-    def _add(self, core: EngineCore, requests: Sequence[EngineCoreRequest], stream: _Stream) -> None:
-        """All choices or none; a request whose consumer has left already is not queued."""
+    def refuse(self, request_ids: Sequence[str], error: Exception) -> None:
         with self._lock:
-            if stream.request_id not in self._streams:
-                return
-        added: list[str] = []
-        try:
-            for request in requests:
-                core.add_request(request)
-                added.append(request.request_id)
-        except Exception as error:  # also of a policy: it concerns this request alone
-            core.finish_requests(added, FinishReason.ABORT)
+            wanted = self._outputs.request_ids(request_ids)
+            streams = [self._streams[request_id] for request_id in wanted if request_id in self._streams]
+        for stream in streams:
             stream.error = error
-            _wake([stream])
+        _wake(streams)
 
-    def _deliver(self, core: EngineCore, outputs: EngineCoreOutputs) -> None:
+    def deliver(self, outputs: EngineCoreOutputs) -> Sequence[str]:
         with self._lock:
             update = self._outputs.process(outputs, self._clock.now())
             streams = [self._streams[request_id] for request_id in update.touched if request_id in self._streams]
-        if update.stopped:
-            core.finish_requests(update.stopped, FinishReason.STOP)
         self._abandon(_wake(streams))
+        return update.stopped
 
     def _abandon(self, streams: Sequence[_Stream]) -> None:
         """Nobody will ever ask for these: their event loops are closed."""
         for stream in streams:
             self._close(stream)
 
-    def _end(self, failure: BaseException | None) -> None:
+    def end(self, failure: BaseException | None) -> None:
         if isinstance(failure, EngineDeadError):
             death = _Death(str(failure), failure)
         else:

@@ -1,4 +1,4 @@
-"""EngineThread: an engine that steps in a thread of its own."""
+"""EngineThread: a link to an engine that steps in a thread of this process."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
 from tokenyard.engine.driver import drive
+from tokenyard.engine.link import EngineLink, EngineListener
 from tokenyard.errors import EngineDeadError
+from tokenyard.request import FinishReason
 
 if TYPE_CHECKING:
     from tokenyard.clock import Clock
-    from tokenyard.engine_outputs import EngineCoreOutputs
+    from tokenyard.engine_outputs import EngineCoreOutputs, SchedulerStats
     from tokenyard.interfaces.engine_core import EngineCore
     from tokenyard.request import EngineCoreRequest
 
@@ -35,11 +37,11 @@ Command: TypeAlias = "Callable[[EngineCore], None]"
 _SHUT_DOWN = "the engine is shut down; start a new one"
 
 
-class EngineThread(Generic[EngineT_co]):
+class EngineThread(EngineLink, Generic[EngineT_co]):
     """Everything the engine does, loading included, happens in one thread: torch keeps its settings by thread.
 
-    `deliver` gets each step's outputs and `on_end` what ended the engine, None for a shutdown; both are called in that
-    thread. Commands run between two steps, in order; one that raises ends the engine, so each handles its own errors.
+    The listener is called in that thread. Commands run between two steps, in order; one that raises ends the engine, so
+    each handles its own errors. A stop string ends its request before the next step.
     """
 
     def __init__(self, build: Callable[[], EngineT_co]) -> None:
@@ -50,21 +52,31 @@ class EngineThread(Generic[EngineT_co]):
         self._lock = threading.Lock()  # between posting a command and the end, after which none runs
         self._begin = threading.Event()
         self._built: Future[EngineT_co] = Future()
-        self._deliver: Callable[[EngineCore, EngineCoreOutputs], None] = _nobody
-        self._on_end: Callable[[BaseException | None], None] = _nobody_cares
+        self._listener: EngineListener | None = None
         self.event: threading.Event = threading.Event()  # as Arrivals has it: something was posted
         self._thread = threading.Thread(target=self._run, args=(build,), name="tokenyard-engine", daemon=True)
         self._thread.start()
         self.engine = self._built.result()
+        self.clock = self.engine.clock
 
-    def begin(
-        self,
-        deliver: Callable[[EngineCore, EngineCoreOutputs], None],
-        on_end: Callable[[BaseException | None], None],
-    ) -> None:
-        """Take commands from now on."""
-        self._deliver, self._on_end = deliver, on_end
+    def begin(self, listener: EngineListener) -> None:
+        self._listener = listener
         self._begin.set()
+
+    def add(self, requests: Sequence[EngineCoreRequest]) -> None:
+        self.post(lambda core: self._add(core, requests))
+
+    def finish(self, request_ids: Sequence[str], reason: FinishReason) -> None:
+        def finish(core: EngineCore) -> None:
+            core.finish_requests(request_ids, reason)
+
+        self.post(finish)
+
+    def reset_prefix_cache(self) -> bool:
+        return self.call(lambda core: core.reset_prefix_cache())
+
+    def stats(self) -> SchedulerStats:
+        return self.call(lambda core: core.stats())
 
     def post(self, command: Command) -> None:
         """Run a command between two steps; EngineDeadError after the end."""
@@ -95,7 +107,6 @@ class EngineThread(Generic[EngineT_co]):
                     raise EngineDeadError("the engine ended before it could answer; start a new one") from None
 
     def stop(self) -> None:
-        """End after the step that runs, and wait for that; a second call does nothing more."""
         with self._lock:
             self._is_stopping = True
         self._begin.set()
@@ -126,14 +137,7 @@ class EngineThread(Generic[EngineT_co]):
         self._begin.wait()
         failure: BaseException | None = None
         try:
-            core = self.engine.core
-            drive(
-                core,
-                self.engine.clock,
-                lambda outputs: self._deliver(core, outputs),
-                arrivals=self,
-                until=lambda: self._is_stopping,
-            )
+            drive(self.engine.core, self.clock, self._deliver, arrivals=self, until=lambda: self._is_stopping)
         except BaseException as error:
             failure = error
         self._end(failure)
@@ -144,12 +148,20 @@ class EngineThread(Generic[EngineT_co]):
         try:
             self.engine.core.shutdown()
         finally:
-            self._on_end(failure)
+            if self._listener is not None:
+                self._listener.end(failure)
 
+    def _add(self, core: EngineCore, requests: Sequence[EngineCoreRequest]) -> None:
+        added: list[str] = []
+        try:
+            for request in requests:
+                core.add_request(request)
+                added.append(request.request_id)
+        except Exception as error:  # also of a policy: it concerns these requests alone
+            core.finish_requests(added, FinishReason.ABORT)
+            if self._listener is not None:
+                self._listener.refuse([request.request_id for request in requests], error)
 
-def _nobody(core: EngineCore, outputs: EngineCoreOutputs) -> None:
-    """Outputs before anybody has begun."""
-
-
-def _nobody_cares(failure: BaseException | None) -> None:
-    """An end before anybody has begun."""
+    def _deliver(self, outputs: EngineCoreOutputs) -> None:
+        if self._listener is not None and (stopped := self._listener.deliver(outputs)):
+            self.engine.core.finish_requests(stopped, FinishReason.STOP)

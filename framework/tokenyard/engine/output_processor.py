@@ -101,6 +101,11 @@ class OutputProcessor:
         requests = [self._requests[request_id] for request_id in request_ids if request_id in self._requests]
         return [choice.engine_id for request in requests for choice in request.choices if not choice.finish_reason]
 
+    def request_ids(self, engine_ids: Sequence[str]) -> list[str]:
+        """The requests to which choices that have not ended belong, each once."""
+        choices = [self._choices[engine_id] for engine_id in engine_ids if engine_id in self._choices]
+        return list(dict.fromkeys(choice.request.request_id for choice in choices))
+
     def is_finished(self, request_id: str) -> bool:
         """Whether no more tokens will come; also of a request that is not known any more."""
         request = self._requests.get(request_id)

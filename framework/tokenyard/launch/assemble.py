@@ -51,16 +51,22 @@ class EngineParts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunningEngine:
-    """An engine with what its front end needs to know."""
+class EngineFacts:
+    """What a front end needs to know of an engine, wherever that runs."""
 
-    core: EngineCore
-    clock: Clock
     files: ModelFiles
     report: WorkerReport
     max_model_len: int
     num_blocks: int
     metadata_type: type  # what the active policy may be told of a request: see PolicyDescriptor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningEngine(EngineFacts):
+    """An engine in this process."""
+
+    core: EngineCore
+    clock: Clock
 
 
 class Decorate(Protocol):

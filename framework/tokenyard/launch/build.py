@@ -17,6 +17,7 @@ from tokenyard.config import (
     PluginsConfig,
     PolicyConfig,
     SchedulerConfig,
+    ServerConfig,
 )
 from tokenyard.interfaces.logits_processor import COMPONENT_KIND
 from tokenyard.launch.checks import check_config, refuse_targets
@@ -58,6 +59,7 @@ def build_engine_config(values: Mapping[str, object], catalogue: Catalogue) -> E
         executor=_component(ExecutorConfig, "executor", values, chosen),
         model=to_dataclass(ModelConfig, group_values(values, "model"), "model"),
         plugins=build_plugins_config(group_values(values, "plugins")),
+        server=to_dataclass(ServerConfig, group_values(values, "server"), "server"),
         observers=_listed(ObserverConfig, "observers", "observer", values, catalogue),
         logits_processors=_listed(LogitsProcessorConfig, "logits_processors", COMPONENT_KIND, values, catalogue),
         seed=cast("int", convert(values.get("seed", EngineConfig().seed), int, "seed")),

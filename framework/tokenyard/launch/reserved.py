@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 RESERVED_GROUPS = frozenset(
-    {"server", "speculative", "structured_outputs", "workload", "latency", "experiment", "trace"}
+    {"speculative", "structured_outputs", "workload", "latency", "experiment", "trace"}
 )
 
 COMMAND_GROUPS: Mapping[str, str] = {"bench": "bench.num_requests=32"}
@@ -18,8 +18,6 @@ COMMAND_GROUPS: Mapping[str, str] = {"bench": "bench.num_requests=32"}
 
 ONLY_VALUES: Mapping[str, object] = {
     "model.quantization": None,
-    "executor.tensor_parallel_size": 1,
-    "engine.process": "in",
 }
 """Keys that exist with one value."""
 

@@ -17,6 +17,7 @@ from tokenyard.config import (
     NoOptions,
     PluginsConfig,
     SchedulerConfig,
+    ServerConfig,
 )
 from tokenyard.descriptors import SchedulerDescriptor
 from tokenyard.errors import ConfigError, PluginError
@@ -35,7 +36,7 @@ COMPONENT_GROUPS: Mapping[str, type] = {
     "attention": AttentionConfig,
     "executor": ExecutorConfig,
 }
-PLAIN_GROUPS: Mapping[str, type] = {"model": ModelConfig, "plugins": PluginsConfig}
+PLAIN_GROUPS: Mapping[str, type] = {"model": ModelConfig, "plugins": PluginsConfig, "server": ServerConfig}
 GROUPS: Mapping[str, type] = {**COMPONENT_GROUPS, **PLAIN_GROUPS}
 TOP_VALUES = tuple(field.name for field in fields(EngineConfig) if field.name not in GROUPS)
 TOP_KEYS = (*GROUPS, *TOP_VALUES)
