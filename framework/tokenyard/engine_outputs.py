@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -35,9 +36,39 @@ class AdmittedRequest:
     client_id: str | None = None
 
 
+class RequestEventKind(str, Enum):
+    """What may happen to a request between its arrival and its end, but for the tokens that it gets."""
+
+    CHUNK = "chunk"  # tokens of its prompt, or known ones after a preemption, were computed in a step
+    PREEMPTED = "preempted"  # it waits again, with the tokens that it has
+    RESUMED = "resumed"  # it entered the batch again
+    DEFERRED = "deferred"  # the policy holds it back
+    RELEASED = "released"  # the policy does so no longer, yet it does not fit
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestEvent:
+    """One of these (since API 1.5). Steps that only decode make none."""
+
+    request_id: str
+    kind: RequestEventKind
+    at: float  # engine-clock seconds
+    num_tokens: int = 0  # chunk: computed; preempted: computed before, and lost; resumed: of those, still in the cache
+    reason: str | None = None  # preempted: why, a WaitReason or a word of the scheduler's; deferred: the policy's words
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerStats:
-    """Counters since the start, and gauges of now."""
+    """Counters since the start, and gauges of now.
+
+    `num_waiting_by_reason`: those that the policy defers and those that a pause holds back count by themselves, all
+    others by what the first among them waits for. `num_rejected_by_reason`: requests that were queued and then ended
+    because they would never run: `policy` refused them, or deferred them for good (`deferred`), or they did not fit
+    although nothing else ran (`capacity`).
+    """
 
     num_running: int
     num_waiting: int
@@ -53,6 +84,8 @@ class SchedulerStats:
     preempted_prefix_cache_queries: int = 0  # known tokens of requests resumed after a preemption
     preempted_prefix_cache_hits: int = 0  # those of them that the prefix cache had kept
     wait_reason: str | None = None  # a WaitReason: why the first request in line waits
+    num_waiting_by_reason: Mapping[str, int] = field(default_factory=dict)  # by WaitReason (since API 1.5)
+    num_rejected_by_reason: Mapping[str, int] = field(default_factory=dict)  # a counter (since API 1.5)
 
     @property
     def kv_cache_usage(self) -> float:
@@ -74,5 +107,7 @@ class EngineCoreOutputs:
     pooled: Mapping[str, object] = field(default_factory=dict)  # request id -> pooled hidden state
     finished_kv_transfers: Sequence[str] = ()
     stats: SchedulerStats | None = None  # None with engine.log_stats=false
+    events: Sequence[RequestEvent] = ()  # none with engine.log_stats=false (since API 1.5)
+    num_scheduled_tokens: int = 0  # of the step, prefill and decode together; 0 = not told (since API 1.5)
     kv_events: Sequence[KVEvent] = ()  # only when an observer wants them
     did_run: bool = True  # False: nothing could be scheduled, so the driver waits instead of stepping again at once

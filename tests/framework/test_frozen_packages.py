@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +24,7 @@ LOOPS = pytest.mark.parametrize("loop", ["sync", "overlap"])
 
 @pytest.fixture(autouse=True)
 def frozen(install: Install) -> None:
-    install("frozen_v1_0", "frozen_v1_1", "frozen_v1_2", "frozen_v1_3")
+    install("frozen_v1_0", "frozen_v1_1", "frozen_v1_2", "frozen_v1_3", "frozen_v1_4")
 
 
 def test_they_say_what_they_were_written_for() -> None:
@@ -39,6 +40,9 @@ def test_they_say_what_they_were_written_for() -> None:
         "frozen_pages": (1, 3),
         "frozen_ladder": (1, 3),
         "frozen_tickets": (1, 3),
+        "frozen_turnstile": (1, 4),
+        "frozen_rows": (1, 4),
+        "frozen_tally": (1, 4),
     }
 
 
@@ -212,4 +216,63 @@ def test_a_policy_of_1_3_reads_what_requests_say_to_it(loop: str) -> None:
         engine.step()
         ended += [name for name in names if engine.request(name).is_finished and name not in ended]
     assert ended == [names[3], names[1], names[2], names[0]]
+    engine.close()
+
+
+class TestRowsOf14(AttentionBackendContract):
+    """A backend of 1.4, which may be recorded, keeps the contract of this version."""
+
+    overrides = ("attention=frozen_rows",)
+    dtypes = ("float32", "bfloat16")
+    sinks = False
+    max_examples = 6
+
+
+@LOOPS
+def test_a_scheduler_of_1_4_gives_the_tokens_of_the_built_in_one_and_an_observer_sees_them(
+    tiny_llama_dir: Path, loop: str, tmp_path: Path
+) -> None:
+    told = tmp_path / "tally.json"
+
+    def tokens(*overrides: str) -> list[list[int]]:
+        given = [f"model.name={tiny_llama_dir}", "kv_cache.num_blocks=64", "kv_cache.block_size=4", f"engine={loop}"]
+        with LLM.from_config([*given, "model.dtype=float32", "executor.device=cpu", *overrides]) as llm:
+            return [row.outputs[0].token_ids for row in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
+
+    frozen = tokens(
+        "scheduler=frozen_turnstile", "attention=frozen_rows", f"observers=[{{name: frozen_tally, path: {told}}}]"
+    )
+    assert frozen == tokens("attention=torch_native")
+    found = json.loads(told.read_text())
+    assert (found["tokens"], found["ended"]) == (18, ["length"] * 3)
+    assert found["gauges"] == {"running": 0, "waiting": 0, "skipped": 0, "reason": None, "free": 64}
+
+
+def test_a_scheduler_of_1_4_tells_no_events_and_a_loop_of_1_5_misses_none() -> None:
+    engine = EngineHarness(["scheduler=frozen_turnstile", "kv_cache.block_size=4"], checks=False)
+    first, second = engine.add([1, 2, 3], max_tokens=3), engine.add([4, 5], max_tokens=3)
+    outputs = engine.step()
+    assert (list(outputs.events), outputs.num_scheduled_tokens) == ([], 0)
+    assert outputs.stats is not None
+    assert outputs.stats.num_waiting_by_reason == {}
+    engine.pause("keep")
+    idle = engine.step()
+    assert (idle.did_run, list(idle.events)) == (False, [])
+    engine.resume()
+    engine.run()
+    assert [len(engine.request(name).output_token_ids) for name in (first, second)] == [3, 3]
+    assert engine.kv.num_free == engine.kv.num_total
+    engine.close()
+
+
+def test_deadlines_pauses_and_snapshots_of_a_scheduler_of_1_4_work_as_they_did() -> None:
+    engine = EngineHarness(["scheduler=frozen_turnstile", "kv_cache.block_size=4"], checks=False)
+    late, first = engine.add([1, 2, 3], max_tokens=3, deadline=5.0), engine.add([4, 5], max_tokens=3)
+    engine.pause("wait")
+    engine.step()
+    assert [row.request_id for row in engine.scheduler.snapshot().waiting] == [late, first]
+    engine.resume()
+    engine.advance(6.0)
+    engine.run()
+    assert [str(engine.request(name).finish_reason) for name in (late, first)] == ["abort", "length"]
     engine.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +21,6 @@ from tokenyard.request import FinishReason
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from tokenyard.engine_outputs import FinishedRequest
     from tokenyard.interfaces.executor import StepFuture
     from tokenyard.interfaces.observer import Observer
     from tokenyard.request import EngineCoreRequest
@@ -44,6 +44,7 @@ class EngineLoop(EngineCore):
         self._executor = context.executor
         self._clock = context.clock
         self._observers: list[Observer] = list(context.observers)
+        self._log_stats = context.log_stats
         self._deadlines: dict[str, float | None] = {}  # of every request whose end was not reported yet
         self._pause_mode: PauseMode | None = None
         self._asked_at = -math.inf  # engine-clock time at which a step was last asked for
@@ -107,6 +108,10 @@ class EngineLoop(EngineCore):
     def stats(self) -> SchedulerStats:
         return self._scheduler.stats()
 
+    def check_health(self) -> None:
+        with self._fatal_errors():
+            self._executor.check_health()
+
     def shutdown(self) -> None:
         if self._is_shut_down:
             return
@@ -153,11 +158,17 @@ class EngineLoop(EngineCore):
 
     def _without_step(self) -> EngineCoreOutputs:
         """What there is to tell when no step is there to be updated."""
-        finished = self._scheduler.take_finished()
-        if not finished:
-            return NOTHING_RAN
+        finished = tuple(self._scheduler.take_finished())
         self._forget(end.request_id for end in finished)
-        return _only_ends(finished)
+        if not finished and not self._log_stats:
+            return NOTHING_RAN
+        return replace(
+            NOTHING_RAN,
+            finished=finished,
+            events=self._scheduler.take_events(),
+            stats=self._scheduler.stats() if self._log_stats else None,
+            did_run=bool(finished),
+        )
 
     def _observe(self, output: SchedulerOutput, outputs: EngineCoreOutputs) -> None:
         for observer in tuple(self._observers):
@@ -204,10 +215,6 @@ def _where(error: BaseException | None) -> str:
             found = f"{type(owner).__name__}.{method}"
         traceback = traceback.tb_next
     return found
-
-
-def _only_ends(finished: Sequence[FinishedRequest]) -> EngineCoreOutputs:
-    return EngineCoreOutputs(request_ids=(), num_tokens=_NOTHING, token_ids=_NOTHING, finished=tuple(finished))
 
 
 def _pause_mode(given: PauseMode | str) -> PauseMode:

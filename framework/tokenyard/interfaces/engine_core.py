@@ -37,6 +37,7 @@ class EngineCoreContext:
     executor: Executor
     clock: Clock
     observers: Sequence[Observer] = ()
+    log_stats: bool = True  # whether outputs without a step carry stats too (since API 1.5)
 
 
 class EngineCore(ABC):
@@ -96,3 +97,9 @@ class EngineCore(ABC):
     def is_paused(self) -> bool:
         """Whether `pause` holds requests back."""
         return False
+
+    # Since API 1.5; a loop for an older one has the default
+
+    def check_health(self) -> None:
+        """Raise EngineDeadError when no step could run any more. Asked about once a second while nothing runs."""
+        return

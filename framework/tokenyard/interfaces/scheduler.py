@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from tokenyard.clock import Clock
     from tokenyard.config import SchedulerConfig
-    from tokenyard.engine_outputs import EngineCoreOutputs, FinishedRequest, SchedulerStats
+    from tokenyard.engine_outputs import EngineCoreOutputs, FinishedRequest, RequestEvent, SchedulerStats
     from tokenyard.interfaces.kv_cache import KVCacheManager
     from tokenyard.interfaces.policy import SchedulingPolicy
     from tokenyard.request import EngineCoreRequest, FinishReason
@@ -161,3 +161,12 @@ class Scheduler(ABC):
             parameter="snapshot",
             value=limit,
         )
+
+    # Since API 1.5; a scheduler for an older one has the default
+
+    def take_events(self) -> Sequence[RequestEvent]:
+        """What happened to requests since the last call or `update_from_output`; none with log_stats=False.
+
+        A loop calls it whenever it has no step to update, after `take_finished`.
+        """
+        return ()

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tokenyard.config import SchedulerConfig
     from tokenyard.interfaces.kv_cache import KVCacheManager, KVCacheUsage
     from tokenyard.scheduler.counters import Counters
+    from tokenyard.scheduler.events import RequestEvents
     from tokenyard.scheduler.policy_calls import PolicyCalls
     from tokenyard.scheduler.request_state import Request
     from tokenyard.scheduler.running import RunningBatch
@@ -39,9 +40,10 @@ class Admission:
         steps: StepBuilder,
         policy: PolicyCalls,
         counters: Counters,
+        events: RequestEvents,
         clock: Clock,
         block_size: int,
-        fail: Callable[[Request, str], None],
+        fail: Callable[[Request, str, str], None],
     ) -> None:
         self._max_num_seqs = config.max_num_seqs
         self._can_chunk = config.enable_chunked_prefill
@@ -53,11 +55,13 @@ class Admission:
         self._steps = steps
         self._policy = policy
         self._counters = counters
+        self._events = events
         self._clock = clock
         self._block_size = block_size
-        self._fail = fail  # ends a waiting request with an error
+        self._fail = fail  # ends a waiting request with an error, which is counted under a reason
         self.is_paused = False
         self._num_schedules = 0
+        self._num_new = 0  # queued since the last schedule
         self._reason: WaitReason | None = None  # of the first request that was not set aside
         self._usage: KVCacheUsage | None = None  # when it lacked blocks
         self._deferred: dict[str, str] = {}  # request id -> the policy's reason, of the last step
@@ -70,14 +74,16 @@ class Admission:
         """A request starts to wait; raises, leaving no trace, when the policy fails."""
         request.queued_in = self._num_schedules
         self._waiting.push(request, self._policy.waiting_key(request))
+        self._num_new += 1
 
     def reject(self, request: Request, reason: str | None) -> None:
         """The policy refuses a waiting request."""
-        self._fail(request, f"rejected by scheduling policy {self._policy.name}: {reason}")
+        self._fail(request, f"rejected by scheduling policy {self._policy.name}: {reason}", "policy")
 
     def admit(self, left: int, blocked: WaitReason | None) -> list[Request]:
         """Fill what is left of the step's budget; `blocked` says why nobody may enter in this step."""
         self._num_schedules += 1
+        self._num_new = 0
         self._deferred.clear()
         self._reason = blocked
         if blocked is not None or not self._waiting or (self.is_paused and not self._waiting.num_started):
@@ -89,11 +95,13 @@ class Admission:
                 admitted.append(request)
                 left -= count
             elif self._is_stuck():
-                self._fail(request, self._stuck_message(request))
+                self._fail(request, self._stuck_message(request), "capacity")
             else:
                 self._reason = count
+                self._events.released(request)
                 break
         self._reason = self._reason or full
+        self._events.deferred(self._deferred)
         self._end_deferral()
         self._waiting.take_back()
         return admitted
@@ -102,6 +110,21 @@ class Admission:
         """Why the first request in line waits."""
         first = self._waiting.peek()
         return None if first is None else self._why(first, is_first=True)[0]
+
+    def num_waiting_by_reason(self) -> dict[str, int]:
+        """How many wait for what; those that cannot overtake count with the one that they are behind."""
+        left = len(self._waiting)
+        counts: dict[str, int] = {}
+        for reason, count in (
+            (WaitReason.PAUSED, left - self._waiting.num_started if self.is_paused else 0),
+            (WaitReason.DEFERRED, len(self._deferred)),
+            (WaitReason.NEW, left if self._reason is None else self._num_new),
+            (self._reason or WaitReason.NEW, left),
+        ):
+            if count := min(count, left):
+                counts[reason.value] = count
+                left -= count
+        return counts
 
     def explain(self, limit: int | None) -> Iterator[RequestSnapshot]:
         """The waiting requests in order, each with its reason."""
@@ -153,6 +176,7 @@ class Admission:
         is_resumed = request.status is RequestStatus.PREEMPTED
         self._counters.admit(request, hit.tokens, is_resumed=is_resumed)
         self._waiting.remove(request.request_id)
+        self._events.entered_or_ended(request)
         slot = self._running.enter(request)
         self._table.num_computed[slot.index] = hit.tokens
         self._table.service_before[slot.index] -= hit.tokens
@@ -187,6 +211,7 @@ class Admission:
                     first,
                     f"scheduling policy {self._policy.name} deferred the request ({reason}) although nothing runs, and "
                     "its wake_at names no later time to ask again",
+                    "deferred",
                 )
 
     def _why(self, request: Request, *, is_first: bool) -> tuple[WaitReason, str | None]:

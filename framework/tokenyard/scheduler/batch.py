@@ -7,15 +7,22 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from tokenyard.engine_outputs import AdmittedRequest, EngineCoreOutputs, FinishedRequest, SchedulerStats
-from tokenyard.errors import ConfigError, ValidationError
+from tokenyard.engine_outputs import (
+    AdmittedRequest,
+    EngineCoreOutputs,
+    FinishedRequest,
+    RequestEvent,
+    SchedulerStats,
+)
+from tokenyard.errors import ValidationError
 from tokenyard.interfaces.policy import RequestView, SchedulingPolicy, StepOutcome
 from tokenyard.interfaces.scheduler import RequestStatus, Scheduler, SchedulerContext, SchedulerSnapshot, WaitReason
 from tokenyard.request import FinishReason
 from tokenyard.scheduler.admission import Admission
 from tokenyard.scheduler.counters import Counters
 from tokenyard.scheduler.deadlines import Deadlines
-from tokenyard.scheduler.limits import Limits
+from tokenyard.scheduler.events import RequestEvents
+from tokenyard.scheduler.limits import limits_of
 from tokenyard.scheduler.policy_calls import PolicyCalls
 from tokenyard.scheduler.preemption import BlockGrowth
 from tokenyard.scheduler.request_state import Request
@@ -31,7 +38,7 @@ if TYPE_CHECKING:
 
     from tokenyard.arrays import IntArray, LongArray
     from tokenyard.request import EngineCoreRequest
-    from tokenyard.runner_output import ModelRunnerOutput
+    from tokenyard.runner_output import ModelRunnerOutput, PromptLogprobs
     from tokenyard.scheduler_output import SchedulerOutput
 
 logger = logging.getLogger(__name__)
@@ -53,7 +60,7 @@ class BatchScheduler(Scheduler):
         self._budget = config.max_num_batched_tokens
         self._max_chunk = config.long_prefill_token_threshold or self._budget
         self._block_size, self._log_stats = context.block_size, context.log_stats
-        self._limits = _limits(context)
+        self._limits = limits_of(context)
         self._requests: dict[str, Request] = {}
         self._policy = PolicyCalls(context.policy or SchedulingPolicy(), self.decision_points, name)
         # Twice as many as may run: those whose last step is in flight keep theirs. What is not used costs no memory.
@@ -64,6 +71,7 @@ class BatchScheduler(Scheduler):
         self._deadlines = Deadlines(self._requests)
         self._sampled = SampledTokens(self._table)
         self._counters = Counters(counts_prefix_cache=context.prefix_caching)
+        self._events = RequestEvents(self._clock, is_on=self._log_stats)
         self._growth = BlockGrowth(
             table=self._table,
             kv_cache_manager=self._kv,
@@ -71,6 +79,7 @@ class BatchScheduler(Scheduler):
             waiting=self._waiting,
             steps=self._steps,
             policy=self._policy,
+            events=self._events,
             block_size=self._block_size,
         )
         self._admission = Admission(
@@ -82,6 +91,7 @@ class BatchScheduler(Scheduler):
             steps=self._steps,
             policy=self._policy,
             counters=self._counters,
+            events=self._events,
             clock=self._clock,
             block_size=self._block_size,
             fail=self._fail,
@@ -135,6 +145,9 @@ class BatchScheduler(Scheduler):
         ended, self._ended = self._ended, []
         return ended
 
+    def take_events(self) -> Sequence[RequestEvent]:
+        return self._events.take()
+
     def has_requests(self) -> bool:
         return bool(self._requests) or bool(self._ended)
 
@@ -166,6 +179,8 @@ class BatchScheduler(Scheduler):
             num_free_blocks=free,
             num_total_blocks=total,
             wait_reason=None if reason is None else reason.value,
+            num_waiting_by_reason=self._admission.num_waiting_by_reason() if self._waiting else {},
+            num_rejected_by_reason=dict(counters.num_rejected_by_reason),
         )
 
     def snapshot(self, limit: int | None = None) -> SchedulerSnapshot:
@@ -181,8 +196,10 @@ class BatchScheduler(Scheduler):
         left = self._schedule_running()
         admitted = self._admission.admit(left, self._blocked())
         output = self._steps.finish(self._clock.now())
-        if admitted and output is not None:
-            self._note_admitted(admitted, output)
+        if output is not None:
+            self._events.scheduled(output, self._steps.num_prefills, self._table)
+            if admitted:
+                self._note_admitted(admitted, output)
         return output
 
     def update_from_output(self, output: SchedulerOutput, result: ModelRunnerOutput) -> EngineCoreOutputs:
@@ -202,19 +219,8 @@ class BatchScheduler(Scheduler):
             request.attain(int(output.num_scheduled_tokens[row]))
         if is_odd:
             self._restart_odd(output, result, landed)
-        return EngineCoreOutputs(
-            request_ids=taken.request_ids,
-            num_tokens=taken.num_tokens,
-            token_ids=taken.token_ids,
-            finished=(*self.take_finished(), *ends),
-            admitted=self._admitted.pop(output.step, ()),
-            logprobs=taken.logprobs,
-            prompt_logprobs=prompt_logprobs,
-            pooled=result.pooled,
-            finished_kv_transfers=result.finished_kv_transfers,
-            stats=self.stats() if self._log_stats else None,
-            kv_events=self._kv.take_events(),
-        )
+        self._events.landed(output.step)
+        return self._told(output, result, taken, ends, prompt_logprobs)
 
     # Scheduling, in parts
 
@@ -272,6 +278,30 @@ class BatchScheduler(Scheduler):
         self._policy.on_admit(admitted)
 
     # Updating, in parts
+
+    def _told(
+        self,
+        output: SchedulerOutput,
+        result: ModelRunnerOutput,
+        taken: Taken,
+        ends: Sequence[FinishedRequest],
+        prompt_logprobs: Sequence[PromptLogprobs],
+    ) -> EngineCoreOutputs:
+        return EngineCoreOutputs(
+            request_ids=taken.request_ids,
+            num_tokens=taken.num_tokens,
+            token_ids=taken.token_ids,
+            finished=(*self.take_finished(), *ends),
+            admitted=self._admitted.pop(output.step, ()),
+            logprobs=taken.logprobs,
+            prompt_logprobs=prompt_logprobs,
+            pooled=result.pooled,
+            finished_kv_transfers=result.finished_kv_transfers,
+            stats=self.stats() if self._log_stats else None,
+            kv_events=self._kv.take_events(),
+            events=self._events.take(),
+            num_scheduled_tokens=output.total_num_scheduled_tokens if self._log_stats else 0,
+        )
 
     def _commit(self, slots: LongArray, failed: Mapping[str, str]) -> None:
         """Publish the blocks that this step completed, but for requests that failed: nobody knows what is in theirs."""
@@ -332,9 +362,10 @@ class BatchScheduler(Scheduler):
             self._ended += [_abort_at_deadline(request) for request in overdue]
             self._end(overdue, [FinishReason.ABORT] * len(overdue))
 
-    def _fail(self, request: Request, error: str) -> None:
+    def _fail(self, request: Request, error: str, counts_as: str) -> None:
         """End a request that can never run, or that the policy refuses."""
         logger.warning("request %s ends with an error: %s", request.request_id, error)
+        self._counters.reject(counts_as)
         self._end([request], [FinishReason.ERROR])  # first: when the policy fails here, `add_request` leaves no trace
         self._ended.append(
             FinishedRequest(
@@ -345,6 +376,7 @@ class BatchScheduler(Scheduler):
     def _end(self, requests: Sequence[Request], reasons: Sequence[FinishReason]) -> None:
         for request in requests:
             del self._requests[request.request_id]
+            self._events.entered_or_ended(request)
             if request.status is RequestStatus.RUNNING:
                 self._running.leave(request, RequestStatus.FINISHED)
             else:
@@ -360,21 +392,6 @@ class BatchScheduler(Scheduler):
             logger.warning(
                 "priority=%d changes nothing: policy %s decides nothing by it", request.priority, self._policy.name
             )
-
-
-def _limits(context: SchedulerContext) -> Limits:
-    config = context.config
-    if not config.enable_chunked_prefill and config.max_num_batched_tokens < context.max_model_len:
-        raise ConfigError(
-            f"scheduler.max_num_batched_tokens={config.max_num_batched_tokens} < "
-            f"model.max_model_len={context.max_model_len}: without chunked prefill a longer prompt could never run; "
-            "raise it, lower model.max_model_len, or set scheduler.enable_chunked_prefill=true"
-        )
-    return Limits(
-        max_model_len=context.max_model_len,
-        vocab_size=context.vocab_size,
-        capacity=context.kv_cache_manager.capacity_tokens(),
-    )
 
 
 def _abort_at_deadline(request: Request) -> FinishedRequest:

@@ -19,6 +19,7 @@ class Counters:
         self.prefix_cache_hits = 0
         self.preempted_prefix_cache_queries = 0
         self.preempted_prefix_cache_hits = 0
+        self.num_rejected_by_reason: dict[str, int] = {}
 
     def admit(self, request: Request, num_cached_tokens: int, *, is_resumed: bool) -> None:
         """A request entered the batch. A cache that is off, or that the request does not read, was not asked."""
@@ -32,3 +33,7 @@ class Counters:
         else:
             self.prefix_cache_queries += request.num_prompt_tokens
             self.prefix_cache_hits += num_cached_tokens
+
+    def reject(self, reason: str) -> None:
+        """A request will not run."""
+        self.num_rejected_by_reason[reason] = self.num_rejected_by_reason.get(reason, 0) + 1

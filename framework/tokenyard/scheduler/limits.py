@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tokenyard.errors import CapacityError, ValidationError
+from tokenyard.errors import CapacityError, ConfigError, ValidationError
 from tokenyard.interfaces.kv_cache import ExtraKey
+from tokenyard.sampling_checks import short
 from tokenyard.sampling_params import SamplingParams
 from tokenyard.vocabulary_checks import check_ids, check_params
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tokenyard.interfaces.scheduler import SchedulerContext
     from tokenyard.request import EngineCoreRequest
 
+MAX_NAME = 256  # characters: hashed for every block
 MAX_PRIORITY = 2**53  # a policy may compute with it in floating point
 
 
@@ -95,6 +98,22 @@ class Limits:
             check_ids("bad_words", "bad_words: token id", ids, self.vocab_size)
 
 
+def limits_of(context: SchedulerContext) -> Limits:
+    """Those of a scheduler; raises ConfigError when a prompt of legal length could never run."""
+    config = context.config
+    if not config.enable_chunked_prefill and config.max_num_batched_tokens < context.max_model_len:
+        raise ConfigError(
+            f"scheduler.max_num_batched_tokens={config.max_num_batched_tokens} < "
+            f"model.max_model_len={context.max_model_len}: without chunked prefill a longer prompt could never run; "
+            "raise it, lower model.max_model_len, or set scheduler.enable_chunked_prefill=true"
+        )
+    return Limits(
+        max_model_len=context.max_model_len,
+        vocab_size=context.vocab_size,
+        capacity=context.kv_cache_manager.capacity_tokens(),
+    )
+
+
 def _check_number(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
         raise ValidationError(f"{name}={value!r} is not valid: it must be a number", parameter=name, value=value)
@@ -103,8 +122,9 @@ def _check_number(name: str, value: object) -> None:
 def _check_names(request: EngineCoreRequest) -> None:
     """What the prefix cache makes a key of."""
     for name, value in (("cache_salt", request.cache_salt), ("lora_name", request.lora_name)):
-        if value is not None and not isinstance(value, str):
-            raise ValidationError(f"{name}={value!r} is not valid: it must be text", parameter=name, value=value)
+        if value is not None and not (isinstance(value, str) and len(value) <= MAX_NAME):
+            allowed = f"text of at most {MAX_NAME} characters"
+            raise ValidationError(f"{name}={short(value)} is not valid: it must be {allowed}", parameter=name, value=value)
 
 
 def _check_extra_keys(extra_keys: Sequence[ExtraKey]) -> None:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tokenyard.interfaces.policy import Preemption, PreemptMode
-from tokenyard.interfaces.scheduler import RequestStatus
+from tokenyard.interfaces.scheduler import RequestStatus, WaitReason
 
 if TYPE_CHECKING:
     from tokenyard.arrays import BoolArray, IntArray, LongArray
     from tokenyard.interfaces.kv_cache import KVCacheManager
+    from tokenyard.scheduler.events import RequestEvents
     from tokenyard.scheduler.policy_calls import PolicyCalls
     from tokenyard.scheduler.request_state import Request
     from tokenyard.scheduler.running import RunningBatch
@@ -32,6 +33,7 @@ class BlockGrowth:
         waiting: WaitingQueue,
         steps: StepBuilder,
         policy: PolicyCalls,
+        events: RequestEvents,
         block_size: int,
     ) -> None:
         self._table = table
@@ -40,6 +42,7 @@ class BlockGrowth:
         self._waiting = waiting
         self._steps = steps
         self._policy = policy
+        self._events = events
         self._block_size = block_size
         self.num_preemptions = 0
         self.is_short = False  # whether a row of the current step did not get its block
@@ -82,6 +85,7 @@ class BlockGrowth:
     def _preempt_one(self) -> None:
         victim = self._policy.victim(list(self._running.requests.values()), 1)
         preemption = Preemption(victim, victim.num_computed_tokens, PreemptMode.RECOMPUTE)
+        self._events.preempted(victim, victim.num_computed_tokens, WaitReason.KV_BLOCKS.value)
         self._running.leave(victim, RequestStatus.PREEMPTED)
         self.num_preemptions += 1
         self.has_preempted = True
@@ -91,6 +95,7 @@ class BlockGrowth:
 
     def restart(self, request: Request) -> None:
         """Back into the line because what is in flight for a request is of no use."""
+        self._events.preempted(request, request.num_computed_tokens, "step_discarded")
         self._running.leave(request, RequestStatus.PREEMPTED, drops_steps=True)
         self._requeue(request)
 

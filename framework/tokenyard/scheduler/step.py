@@ -28,6 +28,7 @@ class StepBuilder:
     def __init__(self, table: SlotTable) -> None:
         self._table = table
         self.num_steps = 0
+        self.num_prefills = 0  # rows of the last step that are no decodes: the last ones
         self._ended: list[Slot] = []
         self._decodes = self._last_slots = NO_SLOTS
         self._generations: IntArray = np.empty(0, dtype=np.int32)
@@ -110,6 +111,7 @@ class StepBuilder:
         table.in_flight[slots] += moved
         self._moved[self.num_steps] = moved
         self.num_steps += 1
+        self.num_prefills = len(self._slots)
         self._ended.clear()
         self._clear()
         return output

@@ -15,7 +15,7 @@ from tokenyard.testing.errors import ContractViolation
 
 if TYPE_CHECKING:
     from tokenyard.config import EngineConfig
-    from tokenyard.engine_outputs import EngineCoreOutputs, FinishedRequest, SchedulerStats
+    from tokenyard.engine_outputs import EngineCoreOutputs, FinishedRequest, RequestEvent, SchedulerStats
     from tokenyard.interfaces.executor import GrammarOutput, KVCachePlan, StepFuture, WorkerReport
     from tokenyard.interfaces.scheduler import SchedulerSnapshot
     from tokenyard.request import EngineCoreRequest, FinishReason
@@ -78,6 +78,9 @@ class RecordingScheduler(Scheduler):
 
     def take_finished(self) -> Sequence[FinishedRequest]:
         return self._inner.take_finished()
+
+    def take_events(self) -> Sequence[RequestEvent]:
+        return self._inner.take_events()
 
     def pause_admission(self, is_paused: bool) -> None:
         self._inner.pause_admission(is_paused)
