@@ -10,11 +10,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from tokenyard.engine.async_client import AsyncClient
+from tokenyard.engine.async_client import AsyncClient, Load, Submission
 from tokenyard.engine.engine_thread import EngineThread
-from tokenyard.engine.link import EngineLink
 from tokenyard.errors import ValidationError
-from tokenyard.front_end import ChatOptions, FrontEnd, check_content_format, start_engine
+from tokenyard.front_end import ChatOptions, FrontEnd, check_content_format, start_engine, start_own_process
 from tokenyard.language_model import LanguageModel
 from tokenyard.launch.llm_arguments import refuse_call_arguments
 from tokenyard.metrics import Metric, metrics_of
@@ -25,6 +24,11 @@ if TYPE_CHECKING:
     from tokenyard.catalogue import Catalogue
     from tokenyard.config import EngineConfig
     from tokenyard.engine.input_processor import Prompt, TokenizedPrompt
+    from tokenyard.engine.link import EngineLink
+    from tokenyard.engine.request_listener import RequestListener
+    from tokenyard.errors import EngineDeadError
+    from tokenyard.front_end import OnProgress
+    from tokenyard.ipc.progress import ProgressReading
     from tokenyard.outputs import RequestOutput
     from tokenyard.sampling_params import SamplingParams
     from tokenyard.scheduling_hints import SchedulingHints
@@ -33,7 +37,9 @@ _MAX_ID = 256  # characters
 
 
 class AsyncLLM(LanguageModel):
-    """A model with an engine in a thread of its own; made with the arguments of LLM.
+    """A model with an engine in a thread of its own, or with `engine.process=own` in a process of its own.
+
+    Made with the arguments of LLM:
 
         async with AsyncLLM("smollm2-135m") as llm:
             async for output in llm.generate("Hello", SamplingParams(output_kind=RequestOutputKind.DELTA)):
@@ -158,29 +164,78 @@ class AsyncLLM(LanguageModel):
         """Tokenizer, limits and defaults."""
         return self._front
 
+    @property
+    def load(self) -> Load:
+        """What the engine has to do, and has done."""
+        return self._client.load
+
     def submit(
         self,
-        prompt: TokenizedPrompt,
-        params: SamplingParams,
+        prompts: Sequence[TokenizedPrompt],
+        params: Sequence[SamplingParams],
         label: str,
         priority: int = 0,
         scheduling: SchedulingHints | None = None,
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """Run one checked prompt: see AsyncClient.stream. It is queued when the first output is asked for."""
-        return self._client.stream(label, prompt, params, priority, scheduling)
+    ) -> Submission:
+        """Queue checked prompts, all or none, for the running coroutine, which has to close what it gets."""
+        return self._client.submit(label, prompts, params, priority, scheduling)
 
-    def _start(self, config: EngineConfig, catalogue: Catalogue, hub_token: str | bool | None = None) -> None:
-        thread = EngineThread(lambda: start_engine(config, catalogue, hub_token))
-        self._link: EngineLink = thread
-        try:
-            self._front = FrontEnd(config, thread.engine)
-        except BaseException:
-            self._link.stop()
-            raise
+    def watch(self, listener: RequestListener) -> None:
+        """Tell this one what becomes of requests that are submitted from now on."""
+        self._client.watch(listener)
+
+    def on_death(self, callback: Callable[[EngineDeadError], None]) -> None:
+        """Call this when the engine ends, `shutdown` included: see AsyncClient.on_death."""
+        self._client.on_death(callback)
+
+    def progress(self) -> ProgressReading:
+        """How far the engine is; asks nobody."""
+        return self._link.progress()
+
+    def num_dropped_frames(self) -> int:
+        """What came from the engine's process and was no message."""
+        return self._link.num_dropped_frames()
+
+    def dump_stacks(self) -> str:
+        """Python stacks of this process and the engine's, for people; takes up to some seconds."""
+        return self._link.dump_stacks()
+
+    def kill(self, cause: str) -> None:
+        """End an engine that hangs: streams raise EngineDeadError with the cause."""
+        self._link.kill(cause)
+
+    def abort_all(self) -> None:
+        """End all requests; their streams end with finish reason `abort`."""
+        self._client.abort_all()
+
+    def _start(
+        self,
+        config: EngineConfig,
+        catalogue: Catalogue,
+        hub_token: str | bool | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> None:
+        start = start_own_process if config.engine.process == "own" else _start_thread
+        link, self._front = start(config, catalogue, hub_token, on_progress)
+        self._link: EngineLink = link
         self._client = AsyncClient(self._link, self._front.inputs, self._front.tokenizer)
         self.model_config = self._front.model_config
         # At the interpreter's end too: a thread within torch must not outlive it.
         self._finalizer = weakref.finalize(self, _shut_down, self._link, self._front)
+
+
+def _start_thread(
+    config: EngineConfig,
+    catalogue: Catalogue,
+    hub_token: str | bool | None,
+    on_progress: OnProgress | None,
+) -> tuple[EngineLink, FrontEnd]:
+    thread = EngineThread(lambda: start_engine(config, catalogue, hub_token, on_progress))
+    try:
+        return thread, FrontEnd(config, thread.engine)
+    except BaseException:
+        thread.stop()
+        raise
 
 
 def _shut_down(link: EngineLink, front: FrontEnd) -> None:

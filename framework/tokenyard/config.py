@@ -63,7 +63,7 @@ class KVCacheConfig:
     name: str = "paged"
     block_size: int = 16  # tokens per block
     num_blocks: int | None = None  # usable blocks; None = as many as the memory holds
-    memory: str | int | None = None  # bytes, or text such as "512MiB"; None: CPU a quarter of free RAM, at most 4 GiB
+    memory: str | int | None = None  # of each rank: bytes, or "512MiB"; None: CPU a quarter of free RAM, at most 4 GiB
     gpu_memory_utilization: float = 0.92  # share of a GPU's memory for weights, activations and K/V
     enable_prefix_caching: bool = True  # share the K/V of equal beginnings
     eviction: Literal["lru", "fifo"] = "lru"  # which cached block goes first: least recently used, or oldest content
@@ -85,7 +85,7 @@ class ExecutorConfig:
     name: str = "inproc"
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto = a GPU where there is one
     tensor_parallel_size: int = 1  # ranks that share the model; more than one needs executor=multiproc
-    num_threads: int | None = None  # CPU threads; None = OMP_NUM_THREADS, else the physical cores
+    num_threads: int | None = None  # CPU threads of a rank; None = OMP_NUM_THREADS, else its share of the physical cores
     enforce_eager: bool = False  # never record CUDA graphs
     # Numbers of decoding requests for which a GPU records a CUDA graph, a step being padded to the next one; None = 1,
     # 2, 4, every 8th up to 256, every 16th up to 512, as far as max_num_seqs goes. Steps of more run without.
@@ -98,7 +98,8 @@ class LoopConfig:
     """Group `engine`: the engine loop."""
 
     name: str = "sync"
-    process: Literal["in", "own"] = "in"  # own: the loop, its executor and the model in a process of their own
+    # own: the loop, its executor and the model in a process of their own; auto = own for a server, in for LLM
+    process: Literal["auto", "in", "own"] = "auto"
     log_stats: bool = True  # a step's outputs carry the scheduler's counters and gauges
     options: object = NO_OPTIONS
 
@@ -141,8 +142,8 @@ class ServerConfig:
     chat_template: str | None = None  # a file, or the text itself; None = the model's own
     default_chat_template_kwargs: Mapping[str, object] = field(default_factory=dict)  # a request's own win
     trust_request_chat_template: bool = False  # whether a request may bring a template
-    ssl_keyfile: str | None = None
-    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None  # the private key of ssl_certfile, PEM
+    ssl_certfile: str | None = None  # PEM; serve HTTPS with it
     ssl_ca_certs: str | None = None  # clients must then have a certificate that these sign
     allowed_origins: tuple[str, ...] = ()  # of browsers (CORS); ["*"] = all
     allowed_hosts: tuple[str, ...] = ()  # accepted Host headers; [] = all

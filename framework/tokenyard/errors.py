@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 
 class TokenyardError(Exception):
@@ -47,22 +48,65 @@ class UnsupportedError(ValidationError):
     """A known feature that this version does not have (yet); refused by name, never ignored."""
 
 
+class UnknownModelError(ValidationError):
+    """A request names a model that is not served here; the message lists those that are."""
+
+
 class CapacityError(UserError):
     """The KV cache cannot hold what was asked for; the message has the numbers."""
 
 
 class EngineDeadError(TokenyardError):
-    """The engine stopped on an internal error; requests in flight are lost."""
+    """The engine stopped on an internal error; requests in flight are lost. `__cause__` is what it raised, if it did.
+
+    Of an engine in a process of its own there is also how that ended: its exit code or the name of the signal, the last
+    lines of its log, and where its stacks were written, if they were.
+    """
 
     exit_code = 3
 
+    def __init__(
+        self,
+        message: str,
+        *,
+        process_exit_code: int | None = None,
+        signal: str | None = None,
+        last_log_lines: Sequence[str] = (),
+        dump_path: Path | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.process_exit_code = process_exit_code
+        self.signal = signal
+        self.last_log_lines = tuple(last_log_lines)
+        self.dump_path = dump_path
+
+    def copied(self) -> EngineDeadError:
+        """For one more who has to be told: an error that is raised twice collects the frames of both."""
+        error = EngineDeadError(
+            str(self),
+            process_exit_code=self.process_exit_code,
+            signal=self.signal,
+            last_log_lines=self.last_log_lines,
+            dump_path=self.dump_path,
+        )
+        error.__cause__ = self.__cause__
+        return error
+
 
 class EngineOverloadedError(TokenyardError):
-    """The engine has as much to do as it may have; nothing was done for this request. Try again after `retry_after` s."""
+    """The engine has as much to do as it may have; nothing was done for this request. Try again in `retry_after` s."""
 
     def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class DeadlineError(TokenyardError):
+    """A request was not done when its time was up; it was aborted, waiting or running."""
+
+
+class RequestFailedError(TokenyardError):
+    """The engine could not go on with one request, which ended with finish reason `error`; others are not concerned."""
 
 
 class LogitsProcessorError(TokenyardError):

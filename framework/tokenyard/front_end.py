@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 from tokenyard.call_arguments import one_each, params_for, priorities_for
 from tokenyard.engine.input_processor import InputProcessor, TokenizedPrompt
+from tokenyard.engine.process_link import EngineProcessLink
 from tokenyard.errors import UnsupportedError, UserError, ValidationError
 from tokenyard.launch.assemble import build_engine
+from tokenyard.launch.own_process import OwnProcessStart
 from tokenyard.model.eos import eos_token_ids
 from tokenyard.model.rope_config import max_prompt_len
 from tokenyard.model.tokenizer import load_tokenizer
@@ -23,8 +25,12 @@ if TYPE_CHECKING:
     from tokenyard.config import EngineConfig
     from tokenyard.engine.input_processor import Prompt
     from tokenyard.launch.assemble import EngineFacts, RunningEngine
+    from tokenyard.model.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+OnProgress: TypeAlias = Callable[[str], None]
+"""Told the phase that a start is in, in words."""
 
 
 class ModelInfo:
@@ -60,10 +66,11 @@ class Batch(NamedTuple):
 class FrontEnd:
     """Tokenizer, limits and defaults of one running engine. Used from any thread."""
 
-    def __init__(self, config: EngineConfig, engine: EngineFacts) -> None:
+    def __init__(self, config: EngineConfig, engine: EngineFacts, tokenizer: Tokenizer | None = None) -> None:
+        """`tokenizer`: that of the engine's files, where somebody has loaded it already."""
         self.engine = engine
         self.model_config = ModelInfo(engine)
-        self.tokenizer = load_tokenizer(engine.files)
+        self.tokenizer = tokenizer or load_tokenizer(engine.files)
         self.inputs = InputProcessor(
             tokenizer=self.tokenizer,
             max_model_len=engine.max_model_len,
@@ -139,9 +146,31 @@ def check_content_format(value: str) -> None:
         )
 
 
-def start_engine(config: EngineConfig, catalogue: Catalogue, hub_token: str | bool | None = None) -> RunningEngine:
-    """Load the model and put the engine together, with a log line for each long phase."""
-    return build_engine(config, catalogue, on_progress=logger.info, hub_token=hub_token)
+def start_engine(
+    config: EngineConfig,
+    catalogue: Catalogue,
+    hub_token: str | bool | None = None,
+    on_progress: OnProgress | None = None,
+) -> RunningEngine:
+    """Load the model and put the engine together here, with a log line for each long phase."""
+    return build_engine(config, catalogue, on_progress=on_progress or logger.info, hub_token=hub_token)
+
+
+def start_own_process(
+    config: EngineConfig,
+    catalogue: Catalogue,
+    hub_token: str | bool | None = None,
+    on_progress: OnProgress | None = None,
+) -> tuple[EngineProcessLink, FrontEnd]:
+    """The same in a process of its own; this one needs no torch. Nothing is left running when it raises."""
+    start = OwnProcessStart(config, catalogue, on_progress or logger.info, hub_token)
+    try:
+        tokenizer = load_tokenizer(start.files)  # meanwhile the process loads the model
+        front = FrontEnd(config, start.wait(), tokenizer)
+    except BaseException:
+        start.stop()
+        raise
+    return EngineProcessLink(start.process), front
 
 
 def _adds_special_tokens(given: Mapping[str, object] | None) -> bool:

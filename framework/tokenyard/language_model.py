@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tokenyard.catalogue import Catalogue
     from tokenyard.config import EngineConfig
-    from tokenyard.front_end import FrontEnd
+    from tokenyard.front_end import FrontEnd, OnProgress
     from tokenyard.model.tokenizer import Tokenizer
     from tokenyard.sampling_params import SamplingParams
 
@@ -39,10 +39,10 @@ class LanguageModel(ABC):
         return cls.from_parts(*load_engine_config_from(cast("DictConfig | Mapping[str, object]", config)))
 
     @classmethod
-    def from_parts(cls, config: EngineConfig, catalogue: Catalogue) -> Self:
-        """From a config that was converted and checked already."""
+    def from_parts(cls, config: EngineConfig, catalogue: Catalogue, on_progress: OnProgress | None = None) -> Self:
+        """From a config that was converted and checked already; `on_progress` is told what the start is at."""
         llm = cls.__new__(cls)
-        llm._start(config, catalogue)
+        llm._start(config, catalogue, on_progress=on_progress)
         return llm
 
     def get_tokenizer(self) -> Tokenizer:
@@ -69,5 +69,11 @@ class LanguageModel(ABC):
         self._start(config, catalogue, hub_token)
 
     @abstractmethod
-    def _start(self, config: EngineConfig, catalogue: Catalogue, hub_token: str | bool | None = None) -> None:
+    def _start(
+        self,
+        config: EngineConfig,
+        catalogue: Catalogue,
+        hub_token: str | bool | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> None:
         """Start the engine; nothing is left running when it raises."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -12,9 +13,11 @@ from typing import TYPE_CHECKING, TypeAlias
 from tokenyard.call_arguments import as_conversations, as_prompts
 from tokenyard.engine.client import InprocClient
 from tokenyard.engine.output_processor import OutputProcessor, Update
+from tokenyard.engine.process_core import RemoteEngine
 from tokenyard.errors import UnsupportedError
-from tokenyard.front_end import ChatOptions, FrontEnd, check_content_format, start_engine
+from tokenyard.front_end import ChatOptions, FrontEnd, check_content_format, start_engine, start_own_process
 from tokenyard.language_model import LanguageModel
+from tokenyard.launch.assemble import RunningEngine
 from tokenyard.launch.llm_arguments import refuse_call_arguments
 from tokenyard.metrics import Metric, metrics_of
 from tokenyard.outputs import RequestOutput
@@ -26,10 +29,13 @@ if TYPE_CHECKING:
 
     from tokenyard.call_arguments import Conversation
     from tokenyard.catalogue import Catalogue
+    from tokenyard.clock import Clock
     from tokenyard.config import EngineConfig
+    from tokenyard.engine.client import AddRequests
     from tokenyard.engine.input_processor import Prompt, TokenizedPrompt
-    from tokenyard.front_end import Batch
-    from tokenyard.launch.assemble import RunningEngine
+    from tokenyard.front_end import Batch, OnProgress
+    from tokenyard.interfaces.engine_core import EngineCore
+    from tokenyard.launch.assemble import EngineFacts
     from tokenyard.sampling_params import SamplingParams
     from tokenyard.scheduling_hints import SchedulingHints
 
@@ -37,7 +43,7 @@ Scheduling: TypeAlias = "Mapping[str, object] | SchedulingHints | Sequence[Mappi
 
 
 class LLM(LanguageModel):
-    """A model with an engine of its own, in this process.
+    """A model with an engine of its own, in this process or with `engine.process=own` in one of its own.
 
     `LLM("smollm2-135m", dtype="float32", max_model_len=2048, scheduler="fcfs", attention="torch_native",
     overrides=["kv_cache.num_blocks=64"])`. Every part is chosen as on the command line: `scheduler`, `attention`,
@@ -251,19 +257,32 @@ class LLM(LanguageModel):
         """The parts that run."""
         return self._engine
 
-    def _start(self, config: EngineConfig, catalogue: Catalogue, hub_token: str | bool | None = None) -> None:
-        engine = start_engine(config, catalogue, hub_token)
-        self._engine = engine
-        try:
-            self._front = FrontEnd(config, engine)
-        except BaseException:
-            engine.core.shutdown()
-            raise
+    def _start(
+        self,
+        config: EngineConfig,
+        catalogue: Catalogue,
+        hub_token: str | bool | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> None:
+        add_requests: AddRequests | None = None
+        if config.engine.process == "own":
+            link, self._front = start_own_process(config, catalogue, hub_token, on_progress)
+            remote = RemoteEngine(link)
+            self._engine, add_requests = _facts_with(remote, link.clock, self._front.engine), remote.add_requests
+            weakref.finalize(self, link.stop)  # at the interpreter's end, too
+        else:
+            self._engine = start_engine(config, catalogue, hub_token, on_progress)
+            try:
+                self._front = FrontEnd(config, self._engine)
+            except BaseException:
+                self._engine.core.shutdown()
+                raise
         self._client = InprocClient(
-            engine=engine.core,
-            clock=engine.clock,
+            engine=self._engine.core,
+            clock=self._engine.clock,
             inputs=self._front.inputs,
             outputs=OutputProcessor(self._front.tokenizer),
+            add_requests=add_requests,
         )
         self.model_config = self._front.model_config
         self._enqueued: list[tuple[str, int]] = []  # request id and prompt tokens
@@ -272,6 +291,18 @@ class LLM(LanguageModel):
     def _complete(self, batch: Batch, use_tqdm: bool | ProgressBarFactory) -> list[RequestOutput]:
         with self._lock, request_progress(list(map(num_tokens, batch.prompts)), use_tqdm) as progress:
             return self._client.complete(batch.prompts, batch.params, batch.priorities, progress, batch.scheduling)
+
+
+def _facts_with(core: EngineCore, clock: Clock, facts: EngineFacts) -> RunningEngine:
+    return RunningEngine(
+        core=core,
+        clock=clock,
+        files=facts.files,
+        report=facts.report,
+        max_model_len=facts.max_model_len,
+        num_blocks=facts.num_blocks,
+        metadata_type=facts.metadata_type,
+    )
 
 
 def num_tokens(prompt: TokenizedPrompt) -> int:

@@ -238,7 +238,7 @@ def test_api_05_the_longest_prompt_leaves_room_for_one_token(llm: LLM) -> None:
     [
         ({"scheduler": "nope"}, PluginError, "nope"),
         ({"attention": "nope"}, PluginError, "nope"),
-        ({"tensor_parallel_size": 2}, ConfigError, "tensor_parallel_size=2 is not available"),
+        ({"tensor_parallel_size": 2}, ConfigError, "set executor=multiproc"),
         ({"quantization": "awq"}, ConfigError, "quantization='awq' is not available"),
         ({"trust_remote_code": True}, ConfigError, "trust_remote_code"),
         ({"max_model_length": 5}, ConfigError, "did you mean 'max_model_len'"),

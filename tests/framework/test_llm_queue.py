@@ -22,9 +22,10 @@ GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 OVERRIDES = ["kv_cache.num_blocks=64"]
 
 
-@pytest.fixture(scope="module")
-def llm(tiny_llama_dir: Path) -> Iterator[LLM]:
-    with LLM(tiny_llama_dir, dtype="float32", max_model_len=128, overrides=OVERRIDES) as made:
+@pytest.fixture(scope="module", params=["in", "own"])
+def llm(request: pytest.FixtureRequest, tiny_llama_dir: Path) -> Iterator[LLM]:
+    overrides = [*OVERRIDES, f"engine.process={request.param}"]
+    with LLM(tiny_llama_dir, dtype="float32", max_model_len=128, overrides=overrides) as made:
         yield made
         stats = made.engine.core.stats()
         assert (stats.num_free_blocks, stats.num_running, stats.num_waiting) == (64, 0, 0)

@@ -6,13 +6,21 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-_MODULES = frozenset({"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "jsonpickle"})
+_MODULES = frozenset(
+    {
+        *("pickle", "_pickle", "cPickle", "pickletools", "dill", "cloudpickle", "marshal", "shelve", "joblib"),
+        *("jsonpickle", "multiprocess", "loky"),
+        # its connections, queues, pools and managers pickle, and so do those of torch
+        *("multiprocessing", "torch.multiprocessing", "torch.distributed.rpc", "xmlrpc"),
+    }
+)
 _BUILTINS = frozenset({"eval", "exec", "compile", "__import__"})
 _METHODS = frozenset(
     {
         # pickles on a socket
         *("send_pyobj", "recv_pyobj", "broadcast_object_list", "all_gather_object", "gather_object"),
-        *("scatter_object_list", "send_object_list", "recv_object_list"),
+        *("scatter_object_list", "send_object_list", "recv_object_list", "ProcessPoolExecutor"),
+        *("read_pickle", "to_pickle", "unsafe_load", "full_load"),
         # code of a model's author
         *("get_class_from_dynamic_module", "load_custom_generate", "register_for_auto_class"),
         # Hydra's own way to call what a config names
@@ -20,7 +28,9 @@ _METHODS = frozenset(
     }
 )
 _LOADERS = frozenset({"from_pretrained", "from_config"})
-_QUALIFIED = frozenset({"torch.load", "os.system", "os.popen", "torch.jit.load", "torch.hub.load", "builtins.eval"})
+_QUALIFIED = frozenset(
+    {"torch.load", "os.system", "os.popen", "torch.jit.load", "torch.hub.load", "builtins.eval", "yaml.load"}
+)
 _TRUE_KEYWORDS = frozenset({"trust_remote_code", "allow_pickle", "shell"})
 _REQUEST_NAMES = frozenset({"request", "params", "sampling_params"})
 LOADER_FILE = "hf_calls.py"  # the one file that may call transformers' loaders
@@ -54,7 +64,7 @@ def _imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
 def _found(tree: ast.AST, names: dict[str, str], file_name: str) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            yield from ((node.lineno, f"imports {name}") for name in _modules(node) if name.split(".")[0] in _MODULES)
+            yield from ((node.lineno, f"imports {name}") for name in _modules(node) if _is_forbidden_module(name))
         elif isinstance(node, ast.Assert):
             yield node.lineno, "assert, which is gone under python -O"
         elif isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Load):
@@ -65,15 +75,24 @@ def _found(tree: ast.AST, names: dict[str, str], file_name: str) -> Iterator[tup
 
 
 def _modules(node: ast.Import | ast.ImportFrom) -> list[str]:
-    return [name.name for name in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+    """What may be a module: of `from a import b` both `a` and `a.b`."""
+    if isinstance(node, ast.Import):
+        return [name.name for name in node.names]
+    return [node.module or "", *(f"{node.module}.{name.name}" for name in node.names)]
+
+
+def _is_forbidden_module(name: str) -> bool:
+    parts = name.split(".")
+    return any(".".join(parts[:count]) in _MODULES for count in range(1, len(parts) + 1))
 
 
 def _reference(node: ast.Attribute | ast.Name, names: dict[str, str], file_name: str) -> str | None:
     qualified = _qualified(node, names)
     if isinstance(node, ast.Name):
         is_forbidden = node.id in _BUILTINS or qualified in _QUALIFIED or _last(qualified) in _METHODS
+        is_forbidden = is_forbidden or (qualified != node.id and _is_forbidden_module(qualified))
         return f"uses {qualified}" if is_forbidden else None
-    if node.attr in _METHODS or qualified in _QUALIFIED:
+    if node.attr in _METHODS or qualified in _QUALIFIED or _is_forbidden_module(qualified):
         return f"uses {qualified}"
     if node.attr in _LOADERS and file_name != LOADER_FILE:
         return f"uses {node.attr} outside {LOADER_FILE}"
@@ -91,7 +110,8 @@ def _call(node: ast.Call, file_name: str) -> Iterator[str]:
         text = argument.value if isinstance(argument, ast.Constant) else None
         function = _last(ast.unparse(node.func))
         by_name = function == "getattr" and text in _LOADERS | _METHODS and file_name != LOADER_FILE
-        if by_name or (function == "import_module" and text in _MODULES):
+        is_module = function in ("import_module", "getattr") and isinstance(text, str) and _is_forbidden_module(text)
+        if by_name or is_module:
             yield f"reaches {text!r} by its name"
 
 

@@ -11,6 +11,7 @@ import torch
 from tokenyard.interfaces import AttentionBackendContext, AttentionSpec, RowLogitsProcessor
 from tokenyard.model.files import resolve_model
 from tokenyard.model.loader import load_model
+from tokenyard.model.ranks import ONE_RANK, RankGroup
 from tokenyard.runner_output import ModelRunnerOutput
 from tokenyard.sampling_params import SamplingParams
 from tokenyard.scheduler_output import RequestStart, SchedulerOutput, Slot
@@ -40,8 +41,9 @@ class Steps:
         num_slots: int = 12,
         block_size: int = 4,
         processors: Callable[[RequestStart], RowLogitsProcessor | None] = lambda start: None,
+        ranks: RankGroup = ONE_RANK,
     ) -> None:
-        model = load_model(resolve_model(str(folder)), dtype=torch.float32, device=CPU)
+        model = load_model(resolve_model(str(folder)), dtype=torch.float32, device=CPU, ranks=ranks)
         groups = group_layers(model.shape.layers, MAX_MODEL_LEN)
         spec = AttentionSpec(
             device_type="cpu",
@@ -78,6 +80,7 @@ class Steps:
             sampler=Sampler(CPU),
             device=CPU,
             seed=0,
+            ranks=ranks,
             stream=stream,
             num_slots=num_slots,
         )

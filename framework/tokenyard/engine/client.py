@@ -19,11 +19,14 @@ if TYPE_CHECKING:
     from tokenyard.engine_outputs import EngineCoreOutputs
     from tokenyard.interfaces.engine_core import EngineCore
     from tokenyard.outputs import RequestOutput
-    from tokenyard.request import SchedulingHints
+    from tokenyard.request import EngineCoreRequest, SchedulingHints
     from tokenyard.sampling_params import SamplingParams
 
 OnUpdate: TypeAlias = "Callable[[Sequence[str], Update], None]"
 """Told the request ids that are run and each step's changes; may call `abort`."""
+
+
+AddRequests: TypeAlias = "Callable[[Sequence[EngineCoreRequest]], None]"
 
 
 class InprocClient:
@@ -32,8 +35,18 @@ class InprocClient:
     Request ids are made here and never come again, so that nothing that a user calls a request can mix two up.
     """
 
-    def __init__(self, *, engine: EngineCore, clock: Clock, inputs: InputProcessor, outputs: OutputProcessor) -> None:
+    def __init__(
+        self,
+        *,
+        engine: EngineCore,
+        clock: Clock,
+        inputs: InputProcessor,
+        outputs: OutputProcessor,
+        add_requests: AddRequests | None = None,
+    ) -> None:
+        """`add_requests` queues several at once, all or none, where that is less work than one after the other."""
         self._engine = engine
+        self._add_requests = add_requests or self._add_one_by_one
         self._clock = clock
         self._inputs = inputs
         self._outputs = outputs
@@ -59,8 +72,7 @@ class InprocClient:
             for request_id, prompt, row, requests in made:
                 self._open[request_id] = None
                 self._outputs.add(request_id, prompt, row, now, [request.request_id for request in requests])
-                for request in requests:
-                    self._engine.add_request(request)
+            self._add_requests([request for *_, requests in made for request in requests])
         except BaseException:
             self.discard(request_ids)
             raise
@@ -132,6 +144,10 @@ class InprocClient:
             self.abort([request_id])
         self._open.pop(request_id, None)
         return self._outputs.pop(request_id)
+
+    def _add_one_by_one(self, requests: Sequence[EngineCoreRequest]) -> None:
+        for request in requests:
+            self._engine.add_request(request)
 
     def _run(self, request_ids: Sequence[str], on_update: OnUpdate, check_interrupt: Callable[[], None]) -> None:
         def deliver(outputs: EngineCoreOutputs) -> None:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from tokenyard.request import EngineCoreRequest
 
 
+_HEALTH_INTERVAL = 0.5  # seconds between two looks at workers that have nothing to do
+
+
 class Arrivals(Protocol):
     """Where requests come from."""
 
@@ -57,7 +60,7 @@ def drive(
     """Run until every request has ended and no more will arrive, or until `until`, asked before each step, is true.
 
     Time passes in the executor, or, when nothing can run, until the earliest of the next arrival and the engine's
-    `wake_at`. An engine that has requests, cannot run them and waits for nothing is stuck: EngineDeadError. One that
+    `wake_at`. A live engine that waits is looked after: see `EngineCore.check_health`. An engine that has requests, cannot run them and waits for nothing is stuck: EngineDeadError. One that
     does so because it is paused is alive, and whoever drives it has to resume it: UserError.
     """
     source = arrivals or NoArrivals()
@@ -74,6 +77,9 @@ def drive(
         moments = [moment for moment in (engine.wake_at(), source.next_time()) if moment is not None]
         if not moments and (source.event is None or source.is_exhausted()):
             raise _stuck(engine)
+        if source.event is not None:  # live: nothing else would notice that a worker has died
+            engine.check_health()
+            moments.append(clock.now() + _HEALTH_INTERVAL)
         clock.wait(min(moments, default=None), source.event)
 
 

@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 from tokenyard.engine.driver import drive
 from tokenyard.engine.link import EngineLink, EngineListener
 from tokenyard.errors import EngineDeadError
+from tokenyard.ipc.progress import EnginePhase, Progress
+from tokenyard.ipc.stacks import own_stacks
 from tokenyard.request import FinishReason
 
 if TYPE_CHECKING:
     from tokenyard.clock import Clock
     from tokenyard.engine_outputs import EngineCoreOutputs, SchedulerStats
     from tokenyard.interfaces.engine_core import EngineCore
+    from tokenyard.ipc.progress import ProgressReading
     from tokenyard.request import EngineCoreRequest
 
 
@@ -49,8 +52,11 @@ class EngineThread(EngineLink, Generic[EngineT_co]):
         self._commands: collections.deque[Command] = collections.deque()
         self._is_stopping = False
         self._has_ended = False
+        self._is_killed = False
         self._lock = threading.Lock()  # between posting a command and the end, after which none runs
         self._begin = threading.Event()
+        self._progress = Progress()
+        self._num_unfinished = 0
         self._built: Future[EngineT_co] = Future()
         self._listener: EngineListener | None = None
         self.event: threading.Event = threading.Event()  # as Arrivals has it: something was posted
@@ -68,7 +74,7 @@ class EngineThread(EngineLink, Generic[EngineT_co]):
 
     def finish(self, request_ids: Sequence[str], reason: FinishReason) -> None:
         def finish(core: EngineCore) -> None:
-            core.finish_requests(request_ids, reason)
+            self._num_unfinished -= len(core.finish_requests(request_ids, reason))
 
         self.post(finish)
 
@@ -103,7 +109,7 @@ class EngineThread(EngineLink, Generic[EngineT_co]):
             except TimeoutError:
                 if future.done():
                     raise
-                if not self._thread.is_alive() and not future.done():
+                if (self._is_killed or not self._thread.is_alive()) and not future.done():
                     raise EngineDeadError("the engine ended before it could answer; start a new one") from None
 
     def stop(self) -> None:
@@ -111,18 +117,37 @@ class EngineThread(EngineLink, Generic[EngineT_co]):
             self._is_stopping = True
         self._begin.set()
         self.event.set()
-        if threading.current_thread() is not self._thread:
+        if threading.current_thread() is not self._thread and not self._is_killed:
             self._thread.join()
+
+    def progress(self) -> ProgressReading:
+        return self._progress.read()
+
+    def dump_stacks(self) -> str:
+        return own_stacks()
+
+    def kill(self, cause: str) -> None:
+        """Nothing can end a thread: it is left behind, and ends after its step, which may be never."""
+        with self._lock:
+            if self._has_ended:
+                return
+            self._has_ended = self._is_stopping = self._is_killed = True
+        if self._listener is not None:
+            self._listener.end(EngineDeadError(cause))
 
     # Arrivals: commands add the requests themselves, so that one which is refused concerns nobody else
 
     def due(self, now: float) -> Sequence[EngineCoreRequest]:
         self.event.clear()  # first: what is posted from here on sets it again
-        while self._commands:
-            self._commands.popleft()(self.engine.core)
+        if self._commands:
+            while self._commands:
+                self._commands.popleft()(self.engine.core)
+            self._progress.set_unfinished(self._num_unfinished)
+        self._progress.begin_step()
         return ()
 
     def next_time(self) -> float | None:
+        self._progress.enter(EnginePhase.IDLE)  # asked for right before a wait
         return None
 
     def is_exhausted(self) -> bool:
@@ -132,6 +157,7 @@ class EngineThread(EngineLink, Generic[EngineT_co]):
         try:
             self._built.set_result(build())
         except BaseException as error:
+            self._progress.close()
             self._built.set_exception(error)
             return
         self._begin.wait()
@@ -145,11 +171,13 @@ class EngineThread(EngineLink, Generic[EngineT_co]):
     def _end(self, failure: BaseException | None) -> None:
         with self._lock:
             self._has_ended = True
+        self._progress.enter(EnginePhase.ENDED)
         try:
             self.engine.core.shutdown()
         finally:
-            if self._listener is not None:
+            if self._listener is not None and not self._is_killed:
                 self._listener.end(failure)
+            self._progress.close()
 
     def _add(self, core: EngineCore, requests: Sequence[EngineCoreRequest]) -> None:
         added: list[str] = []
@@ -157,11 +185,18 @@ class EngineThread(EngineLink, Generic[EngineT_co]):
             for request in requests:
                 core.add_request(request)
                 added.append(request.request_id)
+            self._num_unfinished += len(added)
         except Exception as error:  # also of a policy: it concerns these requests alone
             core.finish_requests(added, FinishReason.ABORT)
             if self._listener is not None:
                 self._listener.refuse([request.request_id for request in requests], error)
 
     def _deliver(self, outputs: EngineCoreOutputs) -> None:
-        if self._listener is not None and (stopped := self._listener.deliver(outputs)):
-            self.engine.core.finish_requests(stopped, FinishReason.STOP)
+        self._num_unfinished -= len(outputs.finished)
+        if outputs.did_run:
+            self._progress.end_step(self._num_unfinished)
+        if self._listener is None or self._is_killed:
+            return
+        if stopped := self._listener.deliver(outputs):
+            self._num_unfinished -= len(self.engine.core.finish_requests(stopped, FinishReason.STOP))
+            self._progress.set_unfinished(self._num_unfinished)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from tokenyard.clock import Clock
     from tokenyard.engine_outputs import EngineCoreOutputs, SchedulerStats
+    from tokenyard.ipc.progress import ProgressReading
     from tokenyard.request import EngineCoreRequest, FinishReason
 
 
@@ -59,3 +60,21 @@ class EngineLink(ABC):
     @abstractmethod
     def stop(self) -> None:
         """End the engine after the step that runs, and wait for that; a second call does nothing more."""
+
+    # For those who watch over it: also while it answers nobody
+
+    @abstractmethod
+    def progress(self) -> ProgressReading:
+        """How far the engine is; asks nobody."""
+
+    def num_dropped_frames(self) -> int:
+        """What has come from the engine and was no message; asks nobody."""
+        return 0
+
+    @abstractmethod
+    def dump_stacks(self) -> str:
+        """The Python stacks of all threads of this process and the engine's, for people; takes up to some seconds."""
+
+    @abstractmethod
+    def kill(self, cause: str) -> None:
+        """End an engine that hangs, without waiting for it; the listener is told of its end as of any other."""

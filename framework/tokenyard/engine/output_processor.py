@@ -12,6 +12,7 @@ from tokenyard.request import FinishReason
 
 if TYPE_CHECKING:
     from tokenyard.engine.input_processor import TokenizedPrompt
+    from tokenyard.engine.request_listener import GuardedListener
     from tokenyard.engine_outputs import EngineCoreOutputs, FinishedRequest
     from tokenyard.model.tokenizer import Tokenizer
     from tokenyard.outputs import RequestOutput
@@ -28,6 +29,15 @@ class Update(NamedTuple):
     num_new_tokens: int
 
 
+class Load(NamedTuple):
+    """What an engine has to do, and has done since the start. A request with n choices counts n times."""
+
+    num_unfinished: int = 0  # requests
+    num_queued_tokens: int = 0  # prompt tokens of those whose prefill has not begun
+    num_ended: int = 0  # requests, however they ended
+    num_begun_tokens: int = 0  # prompt tokens of those whose prefill has begun
+
+
 class OutputProcessor:
     """Holds a request from `add` until `pop` or `forget`; for one thread at a time.
 
@@ -38,13 +48,23 @@ class OutputProcessor:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._texts = TokenTexts(tokenizer)
+        self.listener: GuardedListener | None = None
         self._requests: dict[str, OpenRequest] = {}
         self._choices: dict[str, Choice] = {}  # those that have not ended, by engine id
+        self._queued: dict[str, int] = {}  # prompt tokens of those whose prefill has not begun, by engine id
+        self._num_queued_tokens = 0
+        self._num_begun_tokens = 0
+        self._num_ended = 0
 
     @property
     def num_unfinished(self) -> int:
         """Choices that have not ended."""
         return len(self._choices)
+
+    @property
+    def load(self) -> Load:
+        """What the requests held here are for the engine."""
+        return Load(len(self._choices), self._num_queued_tokens, self._num_ended, self._num_begun_tokens)
 
     def add(
         self,
@@ -72,10 +92,15 @@ class OutputProcessor:
         request.choices = [self._choice(request, index, child_id) for index, child_id in enumerate(child_ids)]
         self._requests[request_id] = request
         self._choices |= {choice.engine_id: choice for choice in request.choices}
+        if self.listener is not None:
+            self.listener.added(request)
+        self._queued |= dict.fromkeys(child_ids, len(prompt.token_ids))
+        self._num_queued_tokens += len(child_ids) * len(prompt.token_ids)
 
     def process(self, outputs: EngineCoreOutputs, now: float) -> Update:
         """Take in one step. Tokens of a choice that a stop string has ended already are dropped."""
         for admitted in outputs.admitted:
+            self._num_begun_tokens += self._unqueue(admitted.request_id)
             if choice := self._choices.get(admitted.request_id):
                 choice.request.admit(admitted.num_cached_tokens, admitted.scheduled_at)
         for chunk in outputs.prompt_logprobs:
@@ -86,15 +111,28 @@ class OutputProcessor:
         touched |= {choice.request.request_id: None for choice in ended}
         finished = dict.fromkeys(choice.request.request_id for choice in ended if not choice.request.num_unfinished)
         alive_elsewhere = [choice.engine_id for choice in stopped if choice.engine_id not in ends]
+        if self.listener is not None:
+            self.listener.stepped(outputs, num_new_tokens, now)
+            for request_id in finished:
+                self.listener.ended(self._requests[request_id], now)
         return Update(tuple(touched), tuple(finished), alive_elsewhere, num_new_tokens)
 
     def abort(self, request_ids: Sequence[str], now: float) -> None:
         """These requests were ended from outside, with all their choices."""
         for request_id in request_ids:
             request = self._requests.get(request_id)
-            for choice in request.choices if request is not None else ():
+            if request is None or not request.num_unfinished:
+                continue
+            for choice in request.choices:
                 if choice.finish_reason is None:
                     self._finish(choice, FinishReason.ABORT, None, now)
+            if self.listener is not None:
+                self.listener.ended(request, now)
+
+    def lose(self, request_ids: Sequence[str], error: Exception) -> None:
+        """These were refused, or the engine ended under them; they are held until they are forgotten."""
+        if self.listener is not None and request_ids:
+            self.listener.lost(request_ids, error)
 
     def engine_ids(self, request_ids: Sequence[str]) -> list[str]:
         """What the engine calls the choices of these requests that have not ended."""
@@ -135,8 +173,11 @@ class OutputProcessor:
         """Expect nothing more of these; unknown ones are ignored."""
         for request_id in request_ids:
             if (request := self._requests.pop(request_id, None)) is not None:
+                if request.num_unfinished and self.listener is not None:
+                    self.listener.ended(request, None)
                 for choice in request.choices:
-                    self._choices.pop(choice.engine_id, None)
+                    if self._choices.pop(choice.engine_id, None) is not None:
+                        self._end(choice)
 
     def _choice(self, request: OpenRequest, index: int, engine_id: str) -> Choice:
         params = request.params
@@ -206,9 +247,20 @@ class OutputProcessor:
             reason, stop_reason = FinishReason.STOP, detokenizer.stop_string
         choice.finish_reason, choice.stop_reason = reason, stop_reason
         del self._choices[choice.engine_id]
+        self._end(choice)
         request.num_unfinished -= 1
         if not request.num_unfinished:
             request.finished_time = now
+
+    def _end(self, choice: Choice) -> None:
+        self._num_ended += 1
+        self._unqueue(choice.engine_id)
+
+    def _unqueue(self, engine_id: str) -> int:
+        """It does not wait for its prefill any more; returns the prompt tokens that did."""
+        num_tokens = self._queued.pop(engine_id, 0)
+        self._num_queued_tokens -= num_tokens
+        return num_tokens
 
 
 def _take_last(detokenizer: Detokenizer, token_ids: Sequence[int]) -> None:

@@ -94,10 +94,9 @@ def build_engine(
     `hub_token` is for fetching a Hub id. It is no part of the config, which is printed: whatever is fetched is in the
     local cache before a worker looks for it.
     """
-    if config.attention.name != AUTO:
-        check_attention(catalogue, config.attention.name, Platform())  # before a model is fetched, perhaps for nothing
+    check_before_fetching(config, catalogue)
     files = resolve_model(config.model.name, on_progress, revision=config.model.revision, token=hub_token)
-    config = _at_commit(config, files)
+    config = at_commit(config, files)
     check_max_model_len(config, files)
     clock = clock or MonotonicClock()
     policy = make_policy(config, catalogue)  # before the model is loaded: a mistake should not cost that time
@@ -140,7 +139,13 @@ def build_engine(
     )
 
 
-def _at_commit(config: EngineConfig, files: ModelFiles) -> EngineConfig:
+def check_before_fetching(config: EngineConfig, catalogue: Catalogue) -> None:
+    """Raise PluginError for what cannot run here whatever the model: it might be fetched for nothing."""
+    if config.attention.name != AUTO:
+        check_attention(catalogue, config.attention.name, Platform())
+
+
+def at_commit(config: EngineConfig, files: ModelFiles) -> EngineConfig:
     """With the commit for a revision: a branch may move before a worker asks for its files."""
     if files.commit is None:
         return config
@@ -209,6 +214,7 @@ def assemble_parts(
         executor=executor,
         clock=clock,
         observers=[decorate(observer) for observer in observers],
+        log_stats=config.engine.log_stats,
     )
     core = make_part(
         chosen(catalogue, "engine", config.engine.name, EngineCoreDescriptor),

@@ -8,6 +8,7 @@ from tokenyard.errors import ConfigError
 from tokenyard.launch.cache_size import FIT_TO_MEMORY
 from tokenyard.launch.convert import wrong
 from tokenyard.launch.schema import InvalidValueError
+from tokenyard.launch.server_checks import check_server
 from tokenyard.memory_size import parse_bytes
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 MAX_SEED = 2**63
 MAX_SEQS, MAX_BATCHED_TOKENS = 2**16, 2**24  # arrays of these sizes are allocated at launch
 MAX_LENGTH, MAX_BLOCKS = 2**24, 2**30  # block ids and positions are 32-bit numbers
+MAX_RANKS = 64  # on one machine
 MAX_THREADS = 1024  # OpenMP aborts the process where it cannot start them
 
 
@@ -27,6 +29,7 @@ def check_config(config: EngineConfig) -> None:
     _check_kv_cache(config.kv_cache)
     _check_executor(config.executor, config.scheduler.max_num_seqs)
     _check_seed("seed", config.seed)
+    check_server(config.server)
 
 
 def _at_least(key: str, value: int | None, minimum: int, unit: str, or_null: str = "") -> None:
@@ -114,6 +117,7 @@ def _check_kv_cache(kv_cache: KVCacheConfig) -> None:
 def _check_executor(executor: ExecutorConfig, max_num_seqs: int) -> None:
     _at_least("executor.num_threads", executor.num_threads, 1, "threads", "the physical cores")
     _at_most("executor.num_threads", executor.num_threads, MAX_THREADS, "threads")
+    _check_ranks(executor)
     sizes = executor.cudagraph_capture_sizes
     if sizes is None:
         return
@@ -125,6 +129,18 @@ def _check_executor(executor: ExecutorConfig, max_num_seqs: int) -> None:
     if not sizes or not all(1 <= size <= max_num_seqs for size in sizes):
         allowed = f"numbers of requests from 1 to scheduler.max_num_seqs ({max_num_seqs}), at least one"
         raise wrong("executor.cudagraph_capture_sizes", list(sizes), allowed)
+
+
+def _check_ranks(executor: ExecutorConfig) -> None:
+    size = executor.tensor_parallel_size
+    _at_least("executor.tensor_parallel_size", size, 1, "ranks")
+    _at_most("executor.tensor_parallel_size", size, MAX_RANKS, "ranks")
+    if size > 1 and executor.name == "inproc":
+        raise InvalidValueError(
+            "executor.tensor_parallel_size",
+            f"executor.tensor_parallel_size={size} needs a process for each rank, and executor=inproc has one worker; "
+            "set executor=multiproc",
+        )
 
 
 def refuse_targets(value: object, key: str) -> None:

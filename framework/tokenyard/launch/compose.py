@@ -24,7 +24,15 @@ from tokenyard.launch.nodes import explain_missing, generated_nodes
 from tokenyard.launch.origins import find_origins
 from tokenyard.launch.overrides import Given, ParsedOverride, located, parse_overrides
 from tokenyard.launch.reserved import PLANNED_KEYS, RESERVED_GROUPS
-from tokenyard.launch.schema import GROUPS, TOP_KEYS, InvalidValueError, find_chosen, group_values, unknown_key
+from tokenyard.launch.schema import (
+    GROUPS,
+    OPEN_KEYS,
+    TOP_KEYS,
+    InvalidValueError,
+    find_chosen,
+    group_values,
+    unknown_key,
+)
 from tokenyard.launch.session import HydraSession, hydra_session
 from tokenyard.launch.sources import own_source, plugin_sources
 from tokenyard.plugins import load_catalogue
@@ -137,8 +145,9 @@ def _plugins_config(parsed: Sequence[ParsedOverride]) -> PluginsConfig:
 
 
 def _hydra_text(override: ParsedOverride) -> str:
-    """Planned keys are not in the tree; the checks at the end judge them."""
-    if override.key in PLANNED_KEYS and not override.text.startswith("+"):
+    """Planned keys are not in the tree, nor are those of mappings; the checks at the end judge them."""
+    is_open = any(override.key == key or override.key.startswith(f"{key}.") for key in OPEN_KEYS)
+    if (is_open or override.key in PLANNED_KEYS) and not override.text.startswith("+"):
         return f"++{override.text}"
     return override.text
 

@@ -183,8 +183,10 @@ def _convert_literal(value: object, annotation: object, key: str) -> object:
 
 
 def _convert_enum(value: object, annotation: type[Enum], key: str) -> Enum:
+    if isinstance(value, str) and value in annotation.__members__:
+        return annotation[value]  # names first: one member's value may be another's name
     for member in annotation:
-        if value == member.name or (type(value) is type(member.value) and value == member.value):
+        if type(value) is type(member.value) and value == member.value:
             return member
     raise wrong(key, value, in_words(annotation))
 

@@ -28,6 +28,7 @@ _KEYS: Mapping[str, str] = {
     "kv_cache_memory_bytes": "kv_cache.memory",
     "gpu_memory_utilization": "kv_cache.gpu_memory_utilization",
     "enable_prefix_caching": "kv_cache.enable_prefix_caching",
+    "tensor_parallel_size": "executor.tensor_parallel_size",
     "enforce_eager": "executor.enforce_eager",
     "cudagraph_capture_sizes": "executor.cudagraph_capture_sizes",
     "max_logprobs": "model.max_logprobs",
@@ -45,7 +46,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     # what vLLM's scripts pass although it changes nothing here; any other value is refused by name
     "disable_log_stats": (True,),
     "trust_remote_code": (False,),
-    "tensor_parallel_size": (1,),
     "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),
     "tokenizer": (None,),

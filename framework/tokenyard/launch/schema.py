@@ -40,6 +40,8 @@ PLAIN_GROUPS: Mapping[str, type] = {"model": ModelConfig, "plugins": PluginsConf
 GROUPS: Mapping[str, type] = {**COMPONENT_GROUPS, **PLAIN_GROUPS}
 TOP_VALUES = tuple(field.name for field in fields(EngineConfig) if field.name not in GROUPS)
 TOP_KEYS = (*GROUPS, *TOP_VALUES)
+OPEN_KEYS = ("server.default_chat_template_kwargs",)
+"""Mappings whose keys are the user's."""
 
 _BUILT_SEPARATELY = frozenset({"options", "policy"})
 

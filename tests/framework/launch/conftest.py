@@ -70,6 +70,7 @@ def _make_catalogue() -> Catalogue:
         KVCacheManagerDescriptor(name="paged", api_version=(1, 1), factory=_unused),
         AttentionBackendDescriptor(name="torch_native", api_version=(1, 1), factory=_unused, supports=_unused),
         ExecutorDescriptor(name="inproc", api_version=(1, 1), factory=_unused),
+        ExecutorDescriptor(name="multiproc", api_version=(1, 1), factory=_unused),
     ]
     third_party: list[Descriptor[object]] = [
         PolicyDescriptor(name="sjf", api_version=(1, 1), factory=_unused, options_type=SJFOptions),

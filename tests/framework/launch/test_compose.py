@@ -162,12 +162,14 @@ REFUSED = {
     "model.max_model_len=4096 ;; scheduler.enable_chunked_prefill=false": ("(2048)", "(4096)", "chunked"),
     "model.max_model_len=10 ;; scheduler.long_prefill_token_threshold=11": ("(11)", "(10)"),
     "model.quantization=awq": ("not available in this version", "'awq'"),
-    "executor.tensor_parallel_size=2": ("executor.tensor_parallel_size: 2 is not available in this version",),
-    "engine.process=own": ("not available in this version",),
+    "executor.tensor_parallel_size=2": ("executor.tensor_parallel_size=2", "executor=inproc", "executor=multiproc"),
+    "executor.tensor_parallel_size=0": ("executor.tensor_parallel_size", "at least 1"),
+    "executor=multiproc ;; executor.tensor_parallel_size=65": ("executor.tensor_parallel_size", "at most 64"),
+    "executor.collective_timeout=5": ("unknown key 'executor.collective_timeout'",),
     "scheduler.predictor=oracle": ("not available in this version",),
     "scheduler.preempt_mode=swap": ("not available in this version", "'recompute'"),
     "kv_cache.eviction=lfu": ("kv_cache.eviction", "'lru', 'fifo'", "got 'lfu'"),
-    "server.port=80": ("'server.port' is not available in this version",),
+    "speculative.tokens=2": ("'speculative.tokens' is not available in this version",),
     "bench=x": ("'bench' is no key of the config", "`tokenyard bench`"),
     "bench.num_requests=4": ("'bench.num_requests' is no key of the config", "`tokenyard bench`"),
     "~model.name": ("deleted",),
@@ -218,7 +220,9 @@ def test_hyd_01_the_printed_form_works(catalogue: Catalogue) -> None:
     assert config.model.name == "/ckpt/epoch=3.gguf"
 
 
-@pytest.mark.parametrize("override", ["scheduler.preempt_mode=recompute", "kv_cache.eviction=lru", "engine.process=in"])
+@pytest.mark.parametrize(
+    "override", ["scheduler.preempt_mode=recompute", "kv_cache.eviction=lru", "engine.process=auto"]
+)
 def test_a_planned_key_accepts_what_happens_anyway(override: str, catalogue: Catalogue) -> None:
     assert load_engine_config([override], catalogue=catalogue)[0] == EngineConfig()
 
@@ -324,7 +328,7 @@ def test_a_plain_dict_is_a_config_too() -> None:
     [
         ({"schedular": {"max_num_seqs": 2}}, "did you mean 'scheduler'"),
         ({"KV_Cache": {}}, "did you mean 'kv_cache'"),
-        ({"server": {"port": 1}}, "not available in this version"),
+        ({"speculative": {"tokens": 1}}, "not available in this version"),
         ({"scheduler": "fcfs"}, "must be a mapping"),
         ({"scheduler": {"max_num_seq": 2}}, "did you mean 'scheduler.max_num_seqs'"),
         ({"scheduler": {"policy": {"name": "sjf", "agin": 2}}}, "did you mean 'scheduler.policy.aging'"),

@@ -1,0 +1,75 @@
+"""What a child process does first: it binds its life to its parent's."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+from tokenyard.ipc.stacks import register_stacks
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ChildArguments:
+    """What the parent told when it started this process."""
+
+    name: str
+    arguments: Sequence[str]
+
+
+def begin_child(on_end: Callable[[], None]) -> ChildArguments:
+    """The first call of a child's `main`, in its main thread.
+
+    From here on the process dies with its parent, and `on_end` is called in a thread of its own when the parent closes
+    its stdin or has gone: it has to see to it that the process ends soon. SIGINT and SIGTERM, which a terminal or a
+    service manager may send to a whole group, are left to the parent. Output to stdout goes where stderr goes.
+    """
+    told = json.loads(sys.argv[1])
+    _die_with_parent(told["parent"])
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _ignore)  # not SIG_IGN, which programs that this process starts would inherit
+    threading.Thread(target=_watch, args=(_take_stdin(), on_end), name="tokenyard-parent", daemon=True).start()
+    register_stacks(told["stacks"], told["name"])
+    sys.argv[1:] = told["arguments"]
+    return ChildArguments(told["name"], tuple(told["arguments"]))
+
+
+def end_now(exit_code: int = 1) -> None:
+    """End this process without unwinding anything: for `on_end`, when nobody is left to tell."""
+    os._exit(exit_code)
+
+
+def _die_with_parent(parent: int) -> None:
+    """Linux ends this process with the thread that started it; elsewhere the end of stdin has to do."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        end_now()  # it had ended before
+
+
+def _take_stdin() -> int:
+    """The pipe from the parent; whoever reads stdin from here on finds nothing."""
+    pipe = os.dup(0)
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    return pipe
+
+
+def _watch(pipe: int, on_end: Callable[[], None]) -> None:
+    while os.read(pipe, 4096):
+        pass
+    on_end()
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    pass
