@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """Sizes that the engine needs."""
+    """Sizes that the engine needs. Heads are those of one rank."""
 
     vocab_size: int  # rows of the embedding
     num_heads: int

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 from tokenyard.errors import UnsupportedError, ValidationError, did_you_mean
+from tokenyard.sampling_checks import short
 
 PlainValue: TypeAlias = "str | int | float | bool | list[PlainValue] | dict[str, PlainValue] | None"
 Message: TypeAlias = dict[str, PlainValue]
@@ -24,7 +26,8 @@ def normalise_messages(messages: Sequence[Mapping[str, object]]) -> list[Message
     """Copies in which `content` is text: parts are joined with a newline, null becomes the empty string.
 
     Other fields are kept, except those that are null; a message's reasoning is there under each name that templates
-    use for it. ValidationError says which message does not hold and why.
+    use for it. The arguments of tool calls, which the OpenAI API has as JSON text, become the objects that templates
+    read. ValidationError says which message does not hold and why.
     """
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
         raise ValidationError(
@@ -66,7 +69,7 @@ def _normalise(message: Mapping[str, object], where: str) -> Message:
     if not isinstance(role, str) or role not in ROLES:
         hint = did_you_mean(role, ROLES) if isinstance(role, str) else ""
         raise ValidationError(
-            f"{where}.role is {role!r}; allowed: {', '.join(ROLES)}{hint}", parameter=f"{where}.role", value=role
+            f"{where}.role is {short(role)}; allowed: {', '.join(ROLES)}{hint}", parameter=f"{where}.role", value=role
         )
     if role == "tool" and not isinstance(message.get("tool_call_id"), str):
         raise ValidationError(
@@ -77,7 +80,7 @@ def _normalise(message: Mapping[str, object], where: str) -> Message:
     if "content" not in message and role != "assistant":
         raise ValidationError(f"{where} has no content", parameter=f"{where}.content", value=None)
     fields = {
-        str(key): plain_value(value, f"{where}.{key}")
+        str(key): plain_value(_readable(key, value, where), f"{where}.{key}")
         for key, value in message.items()
         if key != "content" and value is not None
     }
@@ -85,6 +88,36 @@ def _normalise(message: Mapping[str, object], where: str) -> Message:
     if reasoning is not None:
         fields = {"thinking": reasoning, **fields, "reasoning_content": reasoning}
     return {"role": role, "content": _content_text(message.get("content"), f"{where}.content"), **fields}
+
+
+def _readable(key: object, value: object, where: str) -> object:
+    if key != "tool_calls" or isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        return value
+    return [_with_arguments(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(value)]
+
+
+def _with_arguments(call: object, where: str) -> object:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    text = function.get("arguments") if isinstance(function, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not isinstance(text, str):
+        return call
+    return {**call, "function": {**function, "arguments": _read_arguments(text, f"{where}.function.arguments")}}
+
+
+def _read_arguments(text: str, where: str) -> object:
+    try:
+        found = json.loads(text or "{}", parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        found = None
+    if isinstance(found, dict):
+        return found
+    raise ValidationError(
+        f'{where} must be the text of a JSON object, such as \'{{"city": "Oslo"}}\'', parameter=where, value=None
+    )
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _content_text(content: object, where: str) -> str:
@@ -104,12 +137,12 @@ def _part_text(part: object, where: str) -> str:
     text = part.get("text") if isinstance(part, Mapping) else None
     if kind == "text" and isinstance(text, str):
         return str.__str__(text)
-    if kind in _KNOWN_PARTS:
+    if isinstance(kind, str) and kind in _KNOWN_PARTS:
         raise UnsupportedError(
             f"{where}: content of type {kind!r} is not available in this version; allowed: text",
             parameter=where,
             value=kind,
         )
     raise ValidationError(
-        f"{where} must be {{'type': 'text', 'text': ...}}, got type {kind!r}", parameter=where, value=kind
+        f"{where} must be {{'type': 'text', 'text': ...}}, got type {kind!r:.100}", parameter=where, value=kind
     )

@@ -57,6 +57,16 @@ class GGUFWeights(WeightSource):
         heads = self._heads_of(name)
         return values if heads is None else _halves_first(values, heads)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        if name not in self._tensors:
+            raise unknown_tensor(self._path, name, self.names())
+        return tuple(self._tensors[name].shape)
+
+    def get_part(self, name: str, dtype: torch.dtype, axis: int, part: slice) -> torch.Tensor:
+        """Cut from the dequantised tensor: its blocks may lie across the cut, and so may its order of rows."""
+        whole = self.get(name, dtype)
+        return (whole[part] if axis == 0 else whole[..., part]).clone()
+
     def close(self) -> None:
         self._data = None
 

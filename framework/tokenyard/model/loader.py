@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING
 
 from tokenyard.errors import ModelLoadError
 from tokenyard.model.decoder_config import fast_decoder_reasons, parse_decoder_config
+from tokenyard.model.ranks import ONE_RANK
+from tokenyard.model.tensor_parallel import check_tensor_parallel_size
 
 if TYPE_CHECKING:
     import torch
 
     from tokenyard.model.causal_lm import CausalLM
     from tokenyard.model.files import ModelFiles
+    from tokenyard.model.ranks import RankGroup
 
 logger = logging.getLogger(__name__)
 
@@ -47,25 +50,29 @@ def adapter_reasons(files: ModelFiles) -> list[str]:
         return [str(error)]
 
 
-def load_model(files: ModelFiles, *, dtype: torch.dtype, device: torch.device) -> CausalLM:
-    """The fast decoder where it can run the model, else transformers' own code behind the adapter."""
+def load_model(files: ModelFiles, *, dtype: torch.dtype, device: torch.device, ranks: RankGroup = ONE_RANK) -> CausalLM:
+    """The fast decoder where it can run the model, else transformers' own code behind the adapter.
+
+    Of several ranks each loads its part of a model for the fast decoder; another model raises ConfigError.
+    """
     if files.config.get("quantization_config"):
         raise ModelLoadError(f"{files.path}: quantised weights (quantization_config) are not available")
+    check_tensor_parallel_size(files, ranks.size)
     started = time.perf_counter()
     description, reasons = decoder_choice(files)
-    model = _load_adapter(files, dtype, device, reasons) if reasons else _load_fast(files, dtype, device)
+    model = _load_adapter(files, dtype, device, reasons) if reasons else _load_fast(files, dtype, device, ranks)
     logger.info("%s: %s, loaded in %.2f s", files.name, description, time.perf_counter() - started)
     return model
 
 
-def _load_fast(files: ModelFiles, dtype: torch.dtype, device: torch.device) -> CausalLM:
+def _load_fast(files: ModelFiles, dtype: torch.dtype, device: torch.device, ranks: RankGroup) -> CausalLM:
     # torch, which choosing a decoder does not need
     from tokenyard.model.decoder import FastDecoder
     from tokenyard.model.weights import open_weights
 
     config = parse_decoder_config(files.config)
     with open_weights(files) as weights:
-        return FastDecoder(config, weights, dtype=dtype, device=device)
+        return FastDecoder(config, weights, dtype=dtype, device=device, ranks=ranks)
 
 
 def _load_adapter(files: ModelFiles, dtype: torch.dtype, device: torch.device, reasons: list[str]) -> CausalLM:

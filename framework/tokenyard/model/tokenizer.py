@@ -176,6 +176,10 @@ class Tokenizer:
         with library_errors(_cannot_encode):
             return self._guard.encode_marked(rendered)
 
+    def chat_variables(self, chat_template: str | None = None) -> frozenset[str]:
+        """The variables that the chat template, or the one given, reads. ValidationError when there is none to read."""
+        return self._choose_template(chat_template, with_tools=False).names
+
     def apply_chat_template(
         self,
         conversation: Conversation,

@@ -13,7 +13,7 @@ from tokenyard.model.json_files import file_in_folder, unique_object
 from tokenyard.model.snapshot import INDEX_FILE, SINGLE_FILE, read_weight_map
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from types import EllipsisType, TracebackType
 
     import torch
 
@@ -30,6 +30,14 @@ class WeightSource(ABC):
     @abstractmethod
     def get(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         """One tensor on the CPU. It may share memory with the file: do not write to it."""
+
+    @abstractmethod
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, which is not read."""
+
+    @abstractmethod
+    def get_part(self, name: str, dtype: torch.dtype, axis: int, part: slice) -> torch.Tensor:
+        """`part` of one tensor along its first axis (0) or its last (-1); what is beyond need not stay in memory."""
 
     @abstractmethod
     def close(self) -> None:
@@ -65,6 +73,16 @@ class _OpenShard(Protocol):
 
     def get_tensor(self, name: str) -> torch.Tensor: ...
 
+    def get_slice(self, name: str) -> _OpenTensor: ...
+
+
+class _OpenTensor(Protocol):
+    """A tensor of an open file, read where it is indexed."""
+
+    def get_shape(self) -> list[int]: ...
+
+    def __getitem__(self, index: tuple[slice | EllipsisType, ...]) -> torch.Tensor: ...
+
 
 class SafetensorsWeights(WeightSource):
     """Memory-mapped; a tensor is copied only when its dtype differs from what is asked for."""
@@ -87,23 +105,35 @@ class SafetensorsWeights(WeightSource):
         return frozenset(self._shards)
 
     def get(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        tensor = self.get_stored(name)
+        return self._converted(name, self.get_stored(name), dtype)
+
+    def get_stored(self, name: str) -> torch.Tensor:
+        """One tensor in the file's own dtype, of whatever kind; it shares memory with the file."""
+        return self._shard(name).get_tensor(name)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._shard(name).get_slice(name).get_shape())
+
+    def get_part(self, name: str, dtype: torch.dtype, axis: int, part: slice) -> torch.Tensor:
+        stored = self._shard(name).get_slice(name)
+        return self._converted(name, stored[(part, ...) if axis == 0 else (..., part)], dtype)
+
+    def close(self) -> None:
+        self._shards = {}
+        self._stack.close()
+
+    def _shard(self, name: str) -> _OpenShard:
+        if name not in self._shards:
+            raise unknown_tensor(self._folder, name, self.names())
+        return self._shards[name]
+
+    def _converted(self, name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         if not tensor.is_floating_point():
             raise ModelLoadError(
                 f"{self._folder}: tensor {name!r} holds {tensor.dtype}, not floating-point numbers; quantised "
                 "weights are not available in this version"
             )
         return tensor.to(dtype)
-
-    def get_stored(self, name: str) -> torch.Tensor:
-        """One tensor in the file's own dtype, of whatever kind; it shares memory with the file."""
-        if name not in self._shards:
-            raise unknown_tensor(self._folder, name, self.names())
-        return self._shards[name].get_tensor(name)
-
-    def close(self) -> None:
-        self._shards = {}
-        self._stack.close()
 
     def _open_index(self, index: Path) -> None:
         """The index decides: what a shard holds beyond its share is not looked at."""

@@ -6,7 +6,9 @@ import logging
 import math
 import os
 import re
+import resource
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,6 +16,9 @@ import torch
 from tokenyard.config import KVCacheConfig
 from tokenyard.errors import ConfigError
 from tokenyard.memory_size import parse_bytes
+
+if TYPE_CHECKING:
+    from tokenyard.model.ranks import RankGroup
 
 logger = logging.getLogger(__name__)
 
@@ -29,14 +34,30 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def device_of_rank(name: str, ranks: RankGroup) -> torch.device:
+    """A GPU of its own for each rank; a CPU is shared."""
+    device = choose_device(name)
+    if device.type != "cuda" or ranks.size == 1:
+        return device
+    if ranks.size > (count := torch.cuda.device_count()):
+        raise ConfigError(
+            f"executor.tensor_parallel_size={ranks.size}: torch sees {count} GPU(s), and each rank needs one of its "
+            f"own; use {count} or fewer, or executor.device=cpu"
+        )
+    torch.cuda.set_device(ranks.rank)
+    return torch.device(device.type, ranks.rank)
+
+
 def choose_dtype(name: str, checkpoint: str) -> torch.dtype:
     """`auto` is the checkpoint's own type."""
     chosen = checkpoint if name == "auto" else name
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[chosen]
 
 
-def set_threads(num_threads: int | None) -> int:
-    """CPU threads of torch; OMP_NUM_THREADS, where set, is what torch has read already.
+def set_threads(num_threads: int | None, num_ranks: int = 1) -> int:
+    """CPU threads of torch in this process; OMP_NUM_THREADS, where set, is what torch has read already.
+
+    By default ranks share the physical cores.
 
     Never more than the CPUs that this process may use: threads that take turns on one wait for each other in every
     operator. Whoever asked for more is told.
@@ -44,7 +65,8 @@ def set_threads(num_threads: int | None) -> int:
     given = f"executor.num_threads={num_threads}"
     if num_threads is None:
         given = f"OMP_NUM_THREADS={(environment := os.environ.get('OMP_NUM_THREADS'))}"
-        num_threads = physical_cores() if environment is None else max(torch.get_num_threads(), _count(environment))
+        given_there = None if environment is None else max(torch.get_num_threads(), _count(environment))
+        num_threads = max(1, physical_cores() // num_ranks) if given_there is None else given_there
     if num_threads > (most := len(usable_cpus())):
         logger.warning("%s: this process may use %d CPU(s), and gets as many threads", given, most)
         num_threads = most
@@ -78,8 +100,11 @@ def physical_cores() -> int:
     return max(1, len(cores))
 
 
-def available_kv_bytes(config: KVCacheConfig, device: torch.device) -> int:
-    """Bytes for the K/V cache, once the model is loaded. A GPU's are profiled, but where the config says the size."""
+def available_kv_bytes(config: KVCacheConfig, device: torch.device, num_ranks: int = 1) -> int:
+    """Bytes for one rank's K/V cache, once the model is loaded. A GPU's are profiled, unless the config says the size.
+
+    Ranks on a CPU share its memory; a size in the config is that of each.
+    """
     if config.memory is not None:
         return parse_bytes(config.memory)
     if device.type == "cuda":
@@ -87,7 +112,13 @@ def available_kv_bytes(config: KVCacheConfig, device: torch.device) -> int:
         return max(0, int(config.gpu_memory_utilization * total) - (total - free))
     if config.gpu_memory_utilization != KVCacheConfig().gpu_memory_utilization:
         logger.warning("kv_cache.gpu_memory_utilization=%s is not used on a CPU", config.gpu_memory_utilization)
-    return min(_free_ram() // _CPU_SHARE, _CPU_CAP)
+    return min(_free_ram() // _CPU_SHARE, _CPU_CAP) // num_ranks
+
+
+def num_bytes_of(dtype: str) -> int:
+    """Of one number of a torch type."""
+    torch_dtype: torch.dtype = getattr(torch, dtype)
+    return torch_dtype.itemsize
 
 
 def zeros(shape: tuple[int, ...], dtype: str, device: torch.device) -> torch.Tensor:
@@ -102,8 +133,17 @@ def zeros(shape: tuple[int, ...], dtype: str, device: torch.device) -> torch.Ten
     return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(torch_dtype).view(shape)
 
 
+def spare_address_space() -> int | None:
+    """Bytes that this process may still map (RLIMIT_AS); None = no limit, or nobody says."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    statm = Path("/proc/self/statm")
+    if limit == resource.RLIM_INFINITY or not statm.is_file():
+        return None
+    return max(0, limit - int(statm.read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE"))
+
+
 def _free_ram() -> int:
-    """Free and reclaimable RAM in bytes, within the control group's limit where there is one."""
+    """Free and reclaimable RAM in bytes, within the limits of the control group and of this process."""
     free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     meminfo = Path("/proc/meminfo")
     if meminfo.is_file():
@@ -113,4 +153,5 @@ def _free_ram() -> int:
     used = Path("/sys/fs/cgroup/memory.current")
     if limit.is_file() and used.is_file() and (text := limit.read_text().strip()).isdigit():
         free = min(free, max(0, int(text) - int(used.read_text())))
-    return free
+    spare = spare_address_space()
+    return free if spare is None else min(free, spare)

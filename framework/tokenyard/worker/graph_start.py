@@ -35,6 +35,7 @@ def graph_sizes(
         return ()
     reasons = [
         *(["executor.enforce_eager=true"] if executor.enforce_eager else []),
+        *(["several ranks share the model"] if executor.tensor_parallel_size > 1 else []),
         *([] if model.can_record else [f"the {model.description} may wait for the GPU"]),
         *([] if backend.can_capture else [f"attention '{backend_name}' cannot be recorded"]),
     ]

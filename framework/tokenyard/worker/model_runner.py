@@ -9,9 +9,11 @@ import numpy as np
 import torch
 
 from tokenyard.model.causal_lm import CausalLM, PagedAttention
+from tokenyard.model.ranks import ONE_RANK, RankGroup
 from tokenyard.worker.decode_graphs import DecodeGraphs
 from tokenyard.worker.last_tokens import LastTokens
 from tokenyard.worker.prompt_logprobs import prompt_logprobs
+from tokenyard.worker.rank_sampling import take_part, tell_tokens
 from tokenyard.worker.sampled_step import SampledRows, SampledStep
 from tokenyard.worker.sampler import NOT_FINITE, Sampler, SamplingBatch
 from tokenyard.worker.step_tensors import upload_step
@@ -21,7 +23,7 @@ from tokenyard.worker.uploads import to_device
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tokenyard.arrays import LongArray
+    from tokenyard.arrays import IntArray, LongArray
     from tokenyard.interfaces.attention import AttentionBackend, AttentionLayer
     from tokenyard.runner_output import PromptLogprobs
     from tokenyard.scheduler_output import SchedulerOutput
@@ -50,7 +52,8 @@ class ModelRunner:
     """`execute` and `sample` alternate; both run under torch.inference_mode, in one thread.
 
     On a device that works behind the host neither waits for it, but where a row needs to: the tokens stay on the device
-    as the next step's inputs, and the result that `sample` returns is what waits for them.
+    as the next step's inputs, and the result that `sample` returns is what waits for them. Of several ranks the leader
+    samples; the others' results are empty, and the tokens come to them from it.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class ModelRunner:
         device: torch.device,
         seed: int,
         stream: DeviceStream | None = None,  # None = the device is a CPU
+        ranks: RankGroup = ONE_RANK,
         num_slots: int = 0,  # that keep their last tokens on the device; the others' steps are waited for
     ) -> None:
         self._model = model
@@ -74,6 +78,7 @@ class ModelRunner:
         self._sampler = sampler
         self._device = device
         self._seed = seed
+        self._ranks = ranks
         self._stream = stream or HostStream()
         self._last_tokens = LastTokens(num_slots, device)
         self._graphs: DecodeGraphs | None = None
@@ -114,9 +119,13 @@ class ModelRunner:
         if self._executed is None:
             raise RuntimeError("sample() without a step that was executed and not sampled yet")
         step, self._executed = self._executed, None
+        if not self._ranks.is_leader:
+            self._follow(step)
+            return SampledStep(step.output, None, (), {})
         chunks, failed = self._prompt_logprobs(step)
         requests = self._batch.requests(step.output.slots[list(failed)]) if failed else ()
         sampled = self._sample(step, failed)
+        tell_tokens(self._ranks, step.output, sampled, self._device)
         result = SampledStep(step.output, sampled, chunks, {request.request_id: NOT_FINITE for request in requests})
         if sampled is not None:
             self._keep(result, sampled)
@@ -159,14 +168,15 @@ class ModelRunner:
         """Choose tokens for the rows that sample and have not failed; None when there are none."""
         output = step.output
         rows = np.flatnonzero(output.samples)
-        states = step.states[: len(rows)]
-        if failed and len(rows):
-            is_good = ~np.isin(rows, list(failed))
-            rows, states = rows[is_good], states[to_device(is_good, states.device)]
         if not len(rows):
             return None
-        slots, positions = output.slots[rows], (output.num_computed_tokens + output.num_scheduled_tokens)[rows]
-        logits = self._model.logits(states)
+        logits = self._model.logits(step.states[: len(rows)])
+        if failed:
+            is_good = ~np.isin(rows, list(failed))
+            rows, logits = rows[is_good], logits[to_device(is_good, logits.device)]
+        if not len(rows):
+            return None
+        slots, positions = output.slots[rows], _new_positions(output, rows)
         columns = self._columns_of(slots, logits.shape[-1])
         if columns.batch.edits.need_history:
             self._land(waits=True)
@@ -182,6 +192,19 @@ class ModelRunner:
             download=self._stream.download(chosen.results),
             device_slots=columns.device_slots,
         )
+
+    def _follow(self, step: _Executed) -> None:
+        """Take the leader's tokens over as inputs of the next step."""
+        token_ids = take_part(self._ranks, self._model, step.output, step.states, self._device)
+        if token_ids is None:
+            return
+        rows = np.flatnonzero(step.output.samples)
+        slots, positions = step.output.slots[rows], _new_positions(step.output, rows)
+        if self._stream.is_async and self._last_tokens.has(slots):
+            self._last_tokens.store(to_device(slots.astype(np.int64), self._device), token_ids)
+            self._batch.append(slots, positions, LastTokens.stand_ins(slots))
+        else:
+            self._batch.append(slots, positions, token_ids.cpu().numpy())
 
     def _keep(self, result: SampledStep, sampled: SampledRows) -> None:
         """Make the tokens inputs of the next step: on the device where that can be, else as soon as they are here."""
@@ -205,3 +228,8 @@ class ModelRunner:
             device_slots = to_device(slots.astype(np.int64), self._device) if stays else None
             columns = self._columns = _Columns(self._batch.version, slots, batch, device_slots)
         return columns
+
+
+def _new_positions(output: SchedulerOutput, rows: LongArray) -> IntArray:
+    """Of the tokens that these rows of a step sample."""
+    return (output.num_computed_tokens + output.num_scheduled_tokens)[rows]

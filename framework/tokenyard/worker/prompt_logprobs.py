@@ -15,12 +15,19 @@ from tokenyard.worker.sampler import token_logprobs
 from tokenyard.worker.uploads import to_device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from tokenyard.arrays import BoolArray
     from tokenyard.worker.input_batch import PromptRows
 
 SLICE_BYTES = 24 << 20  # of logits at a time; what is computed of them takes a few times as much
+
+
+def slices(num_tokens: int, vocab_size: int) -> Iterator[slice]:
+    """Which of the M tokens have their logits at a time."""
+    size = max(1, SLICE_BYTES // (4 * vocab_size))
+    for start in range(0, num_tokens, size):
+        yield slice(start, start + size)
 
 
 class _Chunk:
@@ -72,13 +79,11 @@ def prompt_logprobs(
     chunks = [_Chunk(rows, offset, vocab_size) for rows, offset in zip(asked, offsets, strict=False)]
     num_top = np.repeat([chunk.num_top for chunk in chunks], counts).tolist()
     token_ids = to_device(np.concatenate([rows.token_ids for rows in asked]).astype(np.int64), states.device)
-    size = max(1, SLICE_BYTES // (4 * vocab_size))
-    for start in range(0, len(num_top), size):
-        part = slice(start, start + size)
+    for part in slices(len(num_top), vocab_size):
         logits = to_logits(states[part])
         is_finite: BoolArray = torch.isfinite(logits.amax(dim=-1)).cpu().numpy()
         found = token_logprobs(logits, token_ids[part], num_top[part])
         for chunk in chunks:
-            chunk.take(found, is_finite, start)
+            chunk.take(found, is_finite, part.start)
     results = [chunk.result() for chunk in chunks if chunk.is_finite]
     return results, [chunk.rows.row for chunk in chunks if not chunk.is_finite]

@@ -14,11 +14,20 @@ from tokenyard.interfaces.attention import AttentionBackend, AttentionBackendCon
 from tokenyard.interfaces.executor import KVCacheGroupSpec, KVCachePlan, WorkerReport
 from tokenyard.model.files import resolve_model
 from tokenyard.model.loader import load_model
+from tokenyard.model.ranks import ONE_RANK, RankGroup
 from tokenyard.platform import Platform
 from tokenyard.plugins import load_catalogue
 from tokenyard.worker.accelerator import accelerator_of
 from tokenyard.worker.attention_choice import AttentionChoice, attention_spec, check_attention, choose_attention
-from tokenyard.worker.device import available_kv_bytes, choose_device, choose_dtype, set_threads, zeros
+from tokenyard.worker.device import (
+    available_kv_bytes,
+    choose_dtype,
+    device_of_rank,
+    num_bytes_of,
+    set_threads,
+    spare_address_space,
+    zeros,
+)
 from tokenyard.worker.device_memory import first_line
 from tokenyard.worker.graph_start import graph_sizes, record_graphs
 from tokenyard.worker.input_batch import InputBatch
@@ -42,6 +51,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_SHARE_THAT_FITS = 0.9  # of what a process may still map: steps need some too
+
 
 class _Loaded(NamedTuple):
     """What `Worker.load` leaves behind."""
@@ -57,13 +68,22 @@ class _Loaded(NamedTuple):
 
 
 class Worker:
-    """Created in its own process or in the engine's. Order: load, allocate_kv_cache, then execute / sample in turn."""
+    """Created in its own process or in the engine's. Order: load, allocate_kv_cache, then execute / sample in turn.
 
-    def __init__(self, config: EngineConfig, on_progress: Callable[[str], None] | None = None) -> None:
+    Of several ranks each has one, all of which are called in the same order with the same arguments.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        on_progress: Callable[[str], None] | None = None,
+        ranks: RankGroup = ONE_RANK,
+    ) -> None:
         self._config = config
         self._on_progress = on_progress
-        self._device = choose_device(config.executor.device)
-        self._num_threads = set_threads(config.executor.num_threads)
+        self._ranks = ranks
+        self._device = device_of_rank(config.executor.device, ranks)
+        self._num_threads = set_threads(config.executor.num_threads, ranks.size)
         self._accelerator: Accelerator | None = accelerator_of(self._device)
         self._loaded: _Loaded | None = None
         self._runner: ModelRunner | None = None
@@ -81,12 +101,11 @@ class Worker:
         choice, spec = self._choose_attention(catalogue, model.shape, dtype)
         max_model_len = self._longest_request(files)
         groups = group_layers(model.shape.layers, max_model_len)
-        processors = load_logits_processors(
-            self._config, catalogue, model.shape.vocab_size, self._device.type, self._seed()
-        )
+        processors = self._load_processors(catalogue, model.shape.vocab_size)
         sizes = graph_sizes(self._config, self._accelerator, model, choice.backend, choice.name)
         loaded = _Loaded(model, choice.backend, choice.name, spec, groups, processors, max_model_len, sizes)
         self._loaded = loaded
+        self._ranks.wait_for_all()  # what is free is seen once every rank has its weights
         available_bytes = self._available_bytes(loaded, profile)
         return self._report(loaded, dtype, available_bytes, time.perf_counter() - started)
 
@@ -151,13 +170,19 @@ class Worker:
             sampler=Sampler(self._device),
             device=self._device,
             seed=self._seed(),
+            ranks=self._ranks,
             stream=None if self._accelerator is None else self._accelerator.stream,
             num_slots=2 * self._config.scheduler.max_num_seqs,  # a scheduler keeps those of steps in flight besides
         )
 
+    def _load_processors(self, catalogue: Catalogue, vocab_size: int) -> LogitsProcessors:
+        if not self._ranks.is_leader:
+            return LogitsProcessors([])  # the leader samples
+        return load_logits_processors(self._config, catalogue, vocab_size, self._device.type, self._seed())
+
     def _load_model(self, files: ModelFiles, dtype: torch.dtype) -> CausalLM:
         try:
-            return load_model(files, dtype=dtype, device=self._device)
+            return load_model(files, dtype=dtype, device=self._device, ranks=self._ranks)
         except torch.OutOfMemoryError as error:
             raise CapacityError(
                 f"the weights of {self._config.model.name} do not fit in the GPU's memory; free some, or take a "
@@ -173,7 +198,7 @@ class Worker:
 
     def _available_bytes(self, loaded: _Loaded, profile: MemoryProfile | None) -> int:
         if profile is None:
-            return available_kv_bytes(self._config.kv_cache, self._device)
+            return available_kv_bytes(self._config.kv_cache, self._device, self._ranks.size)
         graph_rows = max(loaded.graph_sizes, default=0)
         return profile.kv_cache_bytes(lambda: self._run_largest_step(loaded), self._config.scheduler, graph_rows)
 
@@ -238,14 +263,28 @@ class Worker:
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Zeros, never what memory happens to hold: a mask alone would let NaN through."""
         shapes = (layout.key_shape, layout.value_shape)
+        pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         try:
-            pairs = [[zeros(shape, dtype, self._device) for shape in shapes] for _ in range(count)]
+            for _ in range(count):
+                key, value = (zeros(shape, dtype, self._device) for shape in shapes)
+                pairs.append((key, value))
         except (RuntimeError, MemoryError) as error:
+            pairs.clear()  # before it is asked what would fit
             raise CapacityError(
                 f"a K/V cache of {plan.num_blocks} blocks of {plan.block_size} tokens does not fit in memory; "
-                f"lower kv_cache.num_blocks or kv_cache.memory ({str(error).splitlines()[0]})"
+                f"{self._smaller(layout, dtype, count, plan)} ({str(error).splitlines()[0]})"
             ) from error
-        return [(key, value) for key, value in pairs]
+        return pairs
+
+    def _smaller(self, layout: KVCacheLayout, dtype: str, count: int, plan: KVCachePlan) -> str:
+        """What to try instead, with a number where one is known."""
+        spare = spare_address_space() if self._accelerator is None else None
+        values = count * (math.prod(layout.key_shape) + math.prod(layout.value_shape))
+        bytes_per_block = max(1, values * num_bytes_of(dtype) // plan.num_blocks)
+        fitting = 0 if spare is None else int(_SHARE_THAT_FITS * spare) // bytes_per_block
+        if fitting < 1:
+            return "lower kv_cache.num_blocks or kv_cache.memory"
+        return f"try kv_cache.num_blocks={fitting}, for which this process may map memory, or lower kv_cache.memory"
 
     def _input_batch(
         self, block_size: int, max_model_len: int, num_groups: int, processors: LogitsProcessors

@@ -266,6 +266,27 @@ def test_reasoning_is_there_under_the_names_that_templates_read(with_template: M
     assert tokenizer.render_chat([*user("a"), said("assistant", "b")]) == "|"
 
 
+@pytest.mark.parametrize("given", [{"city": "Oslo"}, '{"city": "Oslo"}'], ids=["object", "text"])
+def test_arguments_of_tool_calls_reach_the_template_as_objects(with_template: MakeTokenizer, given: object) -> None:
+    tokenizer = with_template("{{ messages[1].tool_calls[0].function.arguments.city }}")
+    call = {"type": "function", "function": {"name": "weather", "arguments": given}}
+    assert tokenizer.render_chat([*user("a"), {"role": "assistant", "tool_calls": [call]}]) == "Oslo"
+
+
+@pytest.mark.parametrize("given", ["Oslo", "[1]", '{"city"', '{"a": NaN}', "{" * 10**5, '{"a":' * 10**5])
+def test_arguments_that_are_no_json_object_are_refused_with_their_place(tiny: Tokenizer, given: str) -> None:
+    call = {"type": "function", "function": {"name": "weather", "arguments": given}}
+    error = refusal(tiny.render_chat, [*user("a"), {"role": "assistant", "tool_calls": [call]}])
+    assert error.parameter == "messages[1].tool_calls[0].function.arguments"
+
+
+def test_the_variables_of_a_template_are_those_that_it_reads(tiny: Tokenizer, with_template: MakeTokenizer) -> None:
+    assert with_template("{% set a = 1 %}{{ a }}{{ b }}").chat_variables() == {"b"}
+    assert tiny.chat_variables("{{ c }}") == {"c"}
+    assert "cannot be used" in str(refusal(tiny.chat_variables, "{% if %}"))
+    assert "no chat template" in str(refusal(with_template(None).chat_variables))
+
+
 def test_what_a_template_sees_of_a_string_is_its_text(with_template: MakeTokenizer) -> None:
     class Shouting(str):
         def __str__(self) -> str:
