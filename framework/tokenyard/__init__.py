@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tokenyard.outputs import CompletionOutput, Logprob, RequestOutput
     from tokenyard.request import SchedulingHints
     from tokenyard.sampling_params import RequestOutputKind, SamplingParams
+    from tokenyard.server import serve
 
 _HOME = {
     "AsyncLLM": "tokenyard.async_llm",
@@ -50,6 +51,7 @@ _HOME = {
     "SchedulerDescriptor": "tokenyard.descriptors",
     "SchedulingHints": "tokenyard.request",
     "hookimpl": "tokenyard.hookspecs",
+    "serve": "tokenyard.server",
 }
 
 __version__ = "0.1.0"
@@ -74,6 +76,7 @@ __all__ = [
     "SchedulerDescriptor",
     "SchedulingHints",
     "hookimpl",
+    "serve",
 ]
 
 expose_configs()

@@ -1,0 +1,1 @@
+"""Bodies of requests and answers, as OpenAI and vLLM name them."""
