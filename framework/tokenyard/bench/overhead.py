@@ -14,7 +14,7 @@ from tokenyard.bench.timers import Stopwatch, Tally, seconds_per_call
 from tokenyard.engine.client import InprocClient
 from tokenyard.engine.input_processor import TokenizedPrompt
 from tokenyard.engine.output_processor import OutputProcessor, Update
-from tokenyard.errors import CapacityError
+from tokenyard.errors import CapacityError, UserError
 from tokenyard.front_end import FrontEnd
 from tokenyard.launch.assemble import build_engine
 from tokenyard.sampling_params import SamplingParams
@@ -66,6 +66,8 @@ def run_overhead_bench(settings: OverheadBench, config: EngineConfig, catalogue:
     """Start the engine, decode, and stop it. Raises UserError when the model or the cache is too small for it."""
     if settings.num_requests > config.scheduler.max_num_seqs:
         raise _too_many(settings, f"scheduler.max_num_seqs={config.scheduler.max_num_seqs}")
+    if config.engine.process == "own":
+        raise UserError("the parts of an engine are timed in this process; leave out engine.process=own")
     stopwatch = Stopwatch()
     instrument = Instrument(stopwatch)
     around = machine()

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, dataclass, field
+from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 from tokenyard.bench.attention_shapes import MAX_TOKENS, AttentionShape, parse_attention_shape
+from tokenyard.bench.keys import GROUP, MAX_ITERS, MAX_PROMPT, MAX_SEED, about, in_range
+from tokenyard.bench.serve_settings import ServeBench
 from tokenyard.bench.workload import Shape, parse_shape
 from tokenyard.errors import ConfigError, nearest
 from tokenyard.launch.convert import to_dataclass, wrong
@@ -18,26 +20,11 @@ from tokenyard.launch.schema import field_names
 
 SettingsT = TypeVar("SettingsT")
 
-GROUP = "bench"
 MAX_REQUESTS = 16384  # admission allows twice as many at once, and 65536 is what a scheduler may be given
 MAX_STEPS = 3000  # a decoding request of the benchmark ends after 4000 tokens, and prefill takes some of them
-MAX_PROMPT = 65536
-MAX_ITERS = 10_000
 MAX_HEADS = 1024
 MAX_HEAD_DIM = 1024
 MAX_SECONDS = 3600
-MAX_SEED = 2**32 - 1
-_ABOUT = "about"
-
-
-def _about(text: str) -> Mapping[str, str]:
-    return {_ABOUT: text}
-
-
-def meaning_of(key: Field[object]) -> str:
-    """What the key of a benchmark means, in a line; empty for a field of another dataclass."""
-    text: str = key.metadata.get(_ABOUT, "")
-    return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,27 +32,27 @@ class SchedulerBench:
     """`tokenyard bench scheduler`. Raises ConfigError on a value out of its range."""
 
     mode: Literal["decode", "admit"] = field(
-        default="decode", metadata=_about("steady decoding, or adding and first scheduling waiting requests")
+        default="decode", metadata=about("steady decoding, or adding and first scheduling waiting requests")
     )
     num_requests: int | tuple[int, ...] | None = field(
-        default=None, metadata=_about("one size or several; null = 256, or 1000 with mode=admit")
+        default=None, metadata=about("one size or several; null = 256, or 1000 with mode=admit")
     )
-    num_steps: int | None = field(default=None, metadata=_about("decode: timed steps; null = 320"))
+    num_steps: int | None = field(default=None, metadata=about("decode: timed steps; null = 320"))
     prompt_len: int | None = field(
-        default=None, metadata=_about("tokens; null = 512 and up to 15 more, or 1000 with mode=admit")
+        default=None, metadata=about("tokens; null = 512 and up to 15 more, or 1000 with mode=admit")
     )
 
     def __post_init__(self) -> None:
         for size in self.sizes:
-            _in_range("num_requests", size, "requests", MAX_REQUESTS)
+            in_range("num_requests", size, "requests", MAX_REQUESTS)
         if not self.sizes:
             raise wrong(f"{GROUP}.num_requests", [], "a whole number of requests, or a list of at least one")
         if self.mode == "admit" and self.num_steps is not None:
             raise ConfigError(
                 f"{GROUP}.num_steps={self.num_steps} has no effect with {GROUP}.mode=admit: it is one step; remove it"
             )
-        _in_range("num_steps", self.steps, "steps", MAX_STEPS)
-        _in_range("prompt_len", self.prompt, "tokens", MAX_PROMPT)
+        in_range("num_steps", self.steps, "steps", MAX_STEPS)
+        in_range("prompt_len", self.prompt, "tokens", MAX_PROMPT)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -90,14 +77,14 @@ class SchedulerBench:
 class OverheadBench:
     """`tokenyard bench overhead`. Raises ConfigError on a value out of its range."""
 
-    num_requests: int = field(default=8, metadata=_about("decoding together"))
-    num_steps: int = field(default=64, metadata=_about("timed"))
-    prompt_len: int = field(default=64, metadata=_about("tokens"))
+    num_requests: int = field(default=8, metadata=about("decoding together"))
+    num_steps: int = field(default=64, metadata=about("timed"))
+    prompt_len: int = field(default=64, metadata=about("tokens"))
 
     def __post_init__(self) -> None:
-        _in_range("num_requests", self.num_requests, "requests", MAX_REQUESTS)
-        _in_range("num_steps", self.num_steps, "steps", MAX_STEPS)
-        _in_range("prompt_len", self.prompt_len, "tokens", MAX_PROMPT)
+        in_range("num_requests", self.num_requests, "requests", MAX_REQUESTS)
+        in_range("num_steps", self.num_steps, "steps", MAX_STEPS)
+        in_range("prompt_len", self.prompt_len, "tokens", MAX_PROMPT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,16 +92,16 @@ class ThroughputBench:
     """`tokenyard bench throughput`. Raises ConfigError on a value out of its range."""
 
     shapes: str | tuple[str, ...] = field(
-        default=("1x128+64", "8x128+64", "32x128+128", "64x256+64"), metadata=_about("REQUESTSxINPUT+OUTPUT")
+        default=("1x128+64", "8x128+64", "32x128+128", "64x256+64"), metadata=about("REQUESTSxINPUT+OUTPUT")
     )
-    num_rounds: int = field(default=1, metadata=_about("each runs every shape once; figures are medians"))
-    seed: int = field(default=0, metadata=_about("of the prompts"))
+    num_rounds: int = field(default=1, metadata=about("each runs every shape once; figures are medians"))
+    seed: int = field(default=0, metadata=about("of the prompts"))
 
     def __post_init__(self) -> None:
         if not self.parsed:
             raise wrong(f"{GROUP}.shapes", [], "a shape such as 8x128+64, or a list of at least one")
-        _in_range("num_rounds", self.num_rounds, "rounds", MAX_ITERS)
-        _in_range("seed", self.seed, "", MAX_SEED, least=0)
+        in_range("num_rounds", self.num_rounds, "rounds", MAX_ITERS)
+        in_range("seed", self.seed, "", MAX_SEED, least=0)
 
     @property
     def parsed(self) -> tuple[Shape, ...]:
@@ -127,20 +114,20 @@ class ThroughputBench:
 class LatencyBench:
     """`tokenyard bench latency`. Raises ConfigError on a value out of its range."""
 
-    batch_size: int = field(default=8, metadata=_about("requests at once"))
-    input_len: int = field(default=32, metadata=_about("prompt tokens"))
-    output_len: int = field(default=128, metadata=_about("generated tokens"))
-    num_iters_warmup: int = field(default=2, metadata=_about("untimed batches"))
-    num_iters: int = field(default=10, metadata=_about("timed batches"))
-    seed: int = field(default=0, metadata=_about("of the prompts"))
+    batch_size: int = field(default=8, metadata=about("requests at once"))
+    input_len: int = field(default=32, metadata=about("prompt tokens"))
+    output_len: int = field(default=128, metadata=about("generated tokens"))
+    num_iters_warmup: int = field(default=2, metadata=about("untimed batches"))
+    num_iters: int = field(default=10, metadata=about("timed batches"))
+    seed: int = field(default=0, metadata=about("of the prompts"))
 
     def __post_init__(self) -> None:
-        _in_range("batch_size", self.batch_size, "requests", MAX_REQUESTS)
-        _in_range("input_len", self.input_len, "tokens", MAX_PROMPT)
-        _in_range("output_len", self.output_len, "tokens", MAX_PROMPT)
-        _in_range("num_iters", self.num_iters, "batches", MAX_ITERS)
-        _in_range("num_iters_warmup", self.num_iters_warmup, "batches", MAX_ITERS, least=0)
-        _in_range("seed", self.seed, "", MAX_SEED, least=0)
+        in_range("batch_size", self.batch_size, "requests", MAX_REQUESTS)
+        in_range("input_len", self.input_len, "tokens", MAX_PROMPT)
+        in_range("output_len", self.output_len, "tokens", MAX_PROMPT)
+        in_range("num_iters", self.num_iters, "batches", MAX_ITERS)
+        in_range("num_iters_warmup", self.num_iters_warmup, "batches", MAX_ITERS, least=0)
+        in_range("seed", self.seed, "", MAX_SEED, least=0)
 
     @property
     def shape(self) -> Shape:
@@ -151,10 +138,10 @@ class LatencyBench:
 class StartupBench:
     """`tokenyard bench startup`. Raises ConfigError on a value out of its range."""
 
-    num_iters: int = field(default=3, metadata=_about("pairs of starts, a cold and a warm one"))
+    num_iters: int = field(default=3, metadata=about("pairs of starts, a cold and a warm one"))
 
     def __post_init__(self) -> None:
-        _in_range("num_iters", self.num_iters, "pairs of starts", MAX_ITERS)
+        in_range("num_iters", self.num_iters, "pairs of starts", MAX_ITERS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,31 +149,31 @@ class AttentionBench:
     """`tokenyard bench attention`. Raises ConfigError on a value out of its range."""
 
     shapes: str | tuple[str, ...] = field(
-        default=("32x512", "1x16384", "256+256"), metadata=_about("SEQUENCESxCONTEXT, or [SEQUENCESx]QUERY+CACHED")
+        default=("32x512", "1x16384", "256+256"), metadata=about("SEQUENCESxCONTEXT, or [SEQUENCESx]QUERY+CACHED")
     )
     backends: str | tuple[str, ...] | None = field(
-        default=None, metadata=_about("names; null = attention=NAME where given, else all that run here")
+        default=None, metadata=about("names; null = attention=NAME where given, else all that run here")
     )
-    num_heads: int = field(default=9, metadata=_about("of queries"))
-    num_kv_heads: int = field(default=3, metadata=_about("of keys and values"))
-    head_dim: int = field(default=64, metadata=_about("numbers of a head's row"))
+    num_heads: int = field(default=9, metadata=about("of queries"))
+    num_kv_heads: int = field(default=3, metadata=about("of keys and values"))
+    head_dim: int = field(default=64, metadata=about("numbers of a head's row"))
     sliding_window: int | None = field(
-        default=None, metadata=_about("tokens that a token sees, itself included; null = all before it")
+        default=None, metadata=about("tokens that a token sees, itself included; null = all before it")
     )
-    seconds: float = field(default=20.0, metadata=_about("about how long all is measured"))
+    seconds: float = field(default=20.0, metadata=about("about how long all is measured"))
 
     def __post_init__(self) -> None:
         if not self.parsed:
             raise wrong(f"{GROUP}.shapes", [], "a shape such as 32x512, or a list of at least one")
         if self.names is not None and not self.names:
             raise wrong(f"{GROUP}.backends", [], "the name of an attention backend, or a list of at least one")
-        _in_range("num_heads", self.num_heads, "heads", MAX_HEADS)
-        _in_range("num_kv_heads", self.num_kv_heads, "heads", MAX_HEADS)
+        in_range("num_heads", self.num_heads, "heads", MAX_HEADS)
+        in_range("num_kv_heads", self.num_kv_heads, "heads", MAX_HEADS)
         if self.num_heads % self.num_kv_heads:
             raise wrong(f"{GROUP}.num_heads", self.num_heads, f"a multiple of {GROUP}.num_kv_heads={self.num_kv_heads}")
-        _in_range("head_dim", self.head_dim, "", MAX_HEAD_DIM)
+        in_range("head_dim", self.head_dim, "", MAX_HEAD_DIM)
         if self.sliding_window is not None:
-            _in_range("sliding_window", self.sliding_window, "tokens", MAX_TOKENS)
+            in_range("sliding_window", self.sliding_window, "tokens", MAX_TOKENS)
         if not 0 < self.seconds <= MAX_SECONDS:
             raise wrong(f"{GROUP}.seconds", self.seconds, f"a number of seconds above 0, up to {MAX_SECONDS}")
 
@@ -211,6 +198,7 @@ SETTINGS: Mapping[str, type] = {
     "scheduler": SchedulerBench,
     "overhead": OverheadBench,
     "attention": AttentionBench,
+    "serve": ServeBench,
 }
 """By the kind's name."""
 
@@ -238,8 +226,3 @@ def _plain(text: str) -> object:
         is_list = text.startswith("[") and text.endswith("]")
         return [part.strip() for part in text[1:-1].split(",")] if is_list else text
     return value
-
-
-def _in_range(name: str, value: int, unit: str, most: int, *, least: int = 1) -> None:
-    if not least <= value <= most:
-        raise wrong(f"{GROUP}.{name}", value, f"a whole number{unit and f' of {unit}'}, {least} to {most}")

@@ -12,22 +12,24 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 
 from tokenyard.cli.terminal import prepare_streams, say
 from tokenyard.errors import TokenyardError, UserError, did_you_mean
+from tokenyard.thread_waits import share_cores
 
 _COMMANDS = {
     "generate": "answer one prompt",
     "chat": "talk with a model",
+    "serve": "serve a model over HTTP, as OpenAI's API does",
     "plugins": "list the installed plugins; `plugins explain NAME` says why one would run here or not",
     "config": "print the composed config, with where each value comes from",
     "doctor": "check this machine, the plugins and a model",
-    "bench": "measure what the scheduler, or each part of a step, costs",
+    "bench": "measure an engine, a part of it, or a server",
+    "run-batch": "answer a file of requests in OpenAI's batch format",
 }
-SPIN_COUNT = "2000"  # tens of microseconds: longer than a step's operators keep each other waiting on idle cores
-_PLANNED = ("serve", "simulate", "experiment", "calibrate", "report", "replay", "run-batch", "new-plugin")
+_PLANNED = ("simulate", "experiment", "calibrate", "report", "replay", "new-plugin")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -44,16 +46,6 @@ def ignore_interrupts() -> None:
     """The end has begun: another Ctrl-C would only tear it apart."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def share_cores(environment: MutableMapping[str, str]) -> None:
-    """Let torch's threads wait briefly for each other, and then give up their core; must precede `import torch`.
-
-    libgomp's own default is to spin for as long as it takes. With another process on one of two cores that made a
-    start 8 times and decoding 20 times as slow (docs/explanation/threads.md). What the user has set is kept.
-    """
-    if "OMP_WAIT_POLICY" not in environment:
-        environment.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
 
 def run(arguments: Sequence[str], on_interrupt: Callable[[], None] = lambda: None) -> int:
@@ -110,7 +102,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 def _command(name: str) -> ModuleType:
     """Each command is a module, so that one does not wait for the imports of another."""
-    return importlib.import_module(f"tokenyard.cli.{name}")
+    return importlib.import_module(f"tokenyard.cli.{name.replace('-', '_')}")
 
 
 def _help() -> str:

@@ -53,6 +53,7 @@ class Parser(argparse.ArgumentParser):
     """Wrong usage is a UserError - one line - instead of a page of usage."""
 
     model_at: int | None = None  # which of the words, from 0, is the model; None = the command takes none
+    is_server: bool = False  # whether it takes the flags of the server
     own_group: str | None = None  # keys of this group are the command's own, and no part of the engine's config
 
     def error(self, message: str) -> NoReturn:
@@ -120,7 +121,7 @@ def tell_progress(*loggers: str) -> None:
 
 def parse(parser: Parser, arguments: Sequence[str]) -> Given:
     """Parse flags, words and overrides in any order; the word at the parser's `model_at` is the model."""
-    add_engine_flags(parser)
+    add_engine_flags(parser, is_server=parser.is_server)
     flags, unknown = parser.parse_known_intermixed_args(list(arguments))
     own_flags = [option for action in parser._actions for option in action.option_strings]
     refuse_unknown_flags(unknown, own=own_flags)

@@ -6,7 +6,8 @@ import dataclasses
 import textwrap
 from typing import TYPE_CHECKING, NamedTuple
 
-from tokenyard.bench.settings import GROUP, SETTINGS, meaning_of
+from tokenyard.bench.keys import GROUP, meaning_of
+from tokenyard.bench.settings import SETTINGS
 from tokenyard.errors import UserError
 from tokenyard.launch.convert import show
 from tokenyard.launch.nodes import default_of

@@ -20,6 +20,7 @@ from tokenyard.bench.settings import (
 )
 from tokenyard.bench.startup import run_startup_bench
 from tokenyard.cli.arguments import tell_progress
+from tokenyard.cli.bench_serve import serve_kind
 from tokenyard.cli.terminal import say
 from tokenyard.errors import TokenyardError, UserError
 from tokenyard.launch.config_file import read_config_file
@@ -220,4 +221,5 @@ KINDS: Mapping[str, Kind] = {
     "throughput": _throughput,
     "latency": _latency,
     "startup": _startup,
+    "serve": serve_kind,
 }

@@ -1,8 +1,7 @@
-"""`tokenyard chat [MODEL] [overrides]`: a conversation in the terminal, each answer streamed as it comes."""
+"""`tokenyard chat [MODEL] [overrides]`, or `--url URL`: a conversation in the terminal, each answer as it comes."""
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -10,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tokenyard.cli.arguments import Parser, make_parser, parse, tell_progress
+from tokenyard.cli.conversation import HELP, converse
 from tokenyard.cli.sampling_flags import add_sampling_flags, sampling_params
 from tokenyard.cli.terminal import say
 from tokenyard.errors import UserError
@@ -20,12 +20,11 @@ if TYPE_CHECKING:
     from tokenyard.llm import LLM
     from tokenyard.sampling_params import SamplingParams
 
-_HELP = "/reset starts over, /exit or Ctrl-D ends, Ctrl-C stops an answer"
-
 
 def command_parser() -> Parser:
     """The command's own flags."""
-    parser = make_parser("chat", "[MODEL] [flags] [overrides]", f"Talk with a model. {_HELP}.", model_at=0)
+    parser = make_parser("chat", "[MODEL] [flags] [overrides]", f"Talk with a model. {HELP}.", model_at=0)
+    parser.add_argument("--url", metavar="URL", help="talk with a server of OpenAI's API; no model is loaded here")
     parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
     parser.add_argument("--raw", action="store_true", help="no chat template: each message is completed as it is")
     add_sampling_flags(parser)
@@ -34,11 +33,19 @@ def command_parser() -> Parser:
 
 def main(arguments: Sequence[str]) -> int:
     """Reads a message a line from stdin until it ends."""
-    given = parse(command_parser(), arguments)
+    parser = command_parser()
+    is_remote = any(word.partition("=")[0] == "--url" for word in arguments)
+    if is_remote:
+        parser.model_at = None  # a name that the server knows, and no part of a config
+    given = parse(parser, arguments)
     if sys.stdin is None:
         raise UserError("stdin is closed; chat reads its messages from it")
     if given.flags.raw and given.flags.system is not None:
         raise UserError("--system needs the chat template that --raw turns off; give one of the two")
+    if is_remote:
+        from tokenyard.cli.chat_url import chat_with_server  # imports what talks to servers
+
+        return chat_with_server(given)
     tell_progress("tokenyard.front_end")
     config = given.load()
     from tokenyard.llm import LLM  # torch is imported only once everything given has been checked
@@ -48,18 +55,7 @@ def main(arguments: Sequence[str]) -> int:
         if given.flags.system is not None and not llm.get_tokenizer().has_chat_template:
             raise UserError(f"model '{llm.model_config.model}' has no chat template, which --system needs")
         conversation = Conversation(llm, params, system=given.flags.system, raw=given.flags.raw)
-        if sys.stdin.isatty():
-            say(f"{llm.model_config.model}: {_HELP}")
-        for line in _lines():
-            if line in ("/exit", "/quit"):
-                break
-            if line == "/reset":
-                conversation.reset()
-                say("(started over)")
-            elif line.startswith("/"):
-                say(_HELP if line == "/help" else f"no command {line.split()[0]}: {_HELP}")
-            elif line:
-                conversation.say(line)
+        converse(conversation, llm.model_config.model)
     return 0
 
 
@@ -99,22 +95,6 @@ class Conversation:
         if output.outputs[0].finish_reason == "length":
             say("(cut: --max-tokens allows more)")
         self._messages = [*turn, {"role": "assistant", "content": output.outputs[0].text}]
-
-
-def _lines() -> Iterator[str]:
-    if not sys.stdin.isatty():
-        yield from (line.strip() for line in sys.stdin)
-        return
-    with contextlib.suppress(ImportError):  # not on every system
-        import readline  # noqa: F401 - line editing and history for input()
-    while True:
-        try:
-            yield input("> ").strip()
-        except EOFError:
-            print()
-            return
-        except KeyboardInterrupt:
-            say("\n(Ctrl-D or /exit ends)")
 
 
 @contextmanager

@@ -94,7 +94,7 @@ def _json(text: str) -> object:
         raise argparse.ArgumentTypeError(f"takes JSON, got {text[:200]!r} ({error})") from error
 
 
-_PARAMETERS = (
+PARAMETERS = (
     "n",
     "presence_penalty",
     "frequency_penalty",
@@ -118,9 +118,10 @@ _PARAMETERS = (
     "bad_words",
     "extra_args",
 )
+"""As SamplingParams and the bodies of requests name them."""
 
 
 def sampling_params(flags: argparse.Namespace, defaults: SamplingParams) -> SamplingParams:
     """The model's defaults with what was given; raises ValidationError."""
     given = vars(flags)
-    return dataclasses.replace(defaults, **{name: given[name] for name in _PARAMETERS if given.get(name) is not None})
+    return dataclasses.replace(defaults, **{name: given[name] for name in PARAMETERS if given.get(name) is not None})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from tokenyard.errors import UserError
 
@@ -29,3 +31,18 @@ def read_stdin() -> str:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
         raise UserError(f"stdin is not {error.encoding} text: {error.reason} at byte {error.start}") from error
+
+
+@contextmanager
+def progress_bar(total: int | None, name: str, *, shown: bool = True) -> Iterator[Callable[[], None]]:
+    """What to call after each of `total` steps; there is a bar only where stderr is a terminal."""
+    if not shown or sys.stderr is None or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console  # 0.1 s that a run without a bar need not spend
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda: progress.advance(task)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from tokenyard import __version__
-from tokenyard.cli import SPIN_COUNT, run, share_cores
+from tokenyard.cli import run
 from tokenyard.cli.phases import Phases, process_age
+from tokenyard.thread_waits import SPIN_COUNT, share_cores
 
 Install = Callable[..., None]
 

@@ -43,7 +43,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["model.dtype=int3"], ["model.dtype", "bfloat16"]),
         (["model.name=/ckpt/epoch=3.gguf"], ["'model.name=\"/ckpt/epoch=3.gguf\"'", "--model"]),
         (["model.quantization=awq"], ["model.quantization", "not available"]),
-        (["executor.tensor_parallel_size=2"], ["executor.tensor_parallel_size", "not available"]),
+        (["executor.tensor_parallel_size=2"], ["executor.tensor_parallel_size=2", "executor=multiproc"]),
         (["engine=nope"], ["nope", "overlap", "sync"]),
         (["--quantization", "awq"], ["--quantization", "not available"]),
         (["--max-model-length", "5"], ["--max-model-length", "--max-model-len"]),
@@ -132,7 +132,7 @@ def test_plugins_strict_makes_any_broken_plugin_fatal(capsys: pytest.CaptureFixt
     assert "raises" in refused(capsys, "config", "plugins.strict=true")
 
 
-@pytest.mark.parametrize("name", ["serve", "simulate", "experiment", "new-plugin"])
+@pytest.mark.parametrize("name", ["simulate", "experiment", "new-plugin"])
 def test_commands_that_are_not_there_yet_are_refused_by_name(capsys: pytest.CaptureFixture[str], name: str) -> None:
     assert f"`tokenyard {name}` is not available" in refused(capsys, name, "x")
 

@@ -1,0 +1,124 @@
+"""`tokenyard chat --url URL`: a conversation with any server of OpenAI's API; no model is loaded here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tokenyard.cli.conversation import converse
+from tokenyard.cli.sampling_flags import PARAMETERS
+from tokenyard.cli.terminal import say
+from tokenyard.client.connection import Connection, connect
+from tokenyard.client.endpoint import find_endpoint
+from tokenyard.client.failures import RemoteError
+from tokenyard.client.models import choose_model, list_models
+from tokenyard.errors import UserError
+from tokenyard.launch.flags import Flagged
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tokenyard.cli.arguments import Given
+
+_CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+def chat_with_server(given: Given) -> int:
+    """The command, parsed. Raises UserError and RemoteError where it cannot begin."""
+    endpoint, name = find_endpoint(given.flags.url, "--url"), _model(given)
+    with asyncio.Runner() as runner:
+        connection = runner.run(connect(endpoint))
+        try:
+            model = choose_model(runner.run(list_models(connection)), name, endpoint.root)
+            talker = ServerConversation(
+                runner, connection, _fields(given, model), system=given.flags.system, raw=given.flags.raw
+            )
+            converse(talker, f"{model} at {endpoint.root}")
+        finally:
+            runner.run(connection.close())
+    return 0
+
+
+def _model(given: Given) -> str | None:
+    """The name that was given; everything else that is for an engine is refused."""
+    for override in given.overrides:
+        if isinstance(override, Flagged) and override.flag == "--model":
+            continue
+        text = override.flag if isinstance(override, Flagged) else override
+        raise UserError(f"{text} is for an engine, and with --url the server has one of its own; remove it")
+    if given.config_file is not None:
+        raise UserError("--config is for an engine, and with --url the server has one of its own; remove it")
+    flag: str | None = given.flags.engine_model
+    names = [*([] if flag is None else [flag]), *given.words]
+    if len(names) > 1:
+        raise UserError(f"more than one model is given: {', '.join(names)}; a chat is with one")
+    return names[0] if names else None
+
+
+def _fields(given: Given, model: str) -> dict[str, object]:
+    """What every request of the conversation has; parameters that were not given are the server's to choose."""
+    flags = vars(given.flags)
+    sampling = {name: value for name in PARAMETERS if (value := flags.get(name)) is not None and value is not False}
+    return {"model": model, "stream": True, **sampling}
+
+
+class ServerConversation:
+    """The messages so far; a turn that fails leaves them as they were, of one that Ctrl-C ends its text is kept."""
+
+    def __init__(
+        self,
+        runner: asyncio.Runner,
+        connection: Connection,
+        fields: Mapping[str, object],
+        *,
+        system: str | None,
+        raw: bool,
+    ) -> None:
+        self._runner = runner
+        self._connection = connection
+        self._fields = fields
+        self._raw = raw
+        self._opening = [] if system is None else [{"role": "system", "content": system}]
+        self._messages: list[dict[str, str]] = list(self._opening)
+
+    def reset(self) -> None:
+        """Forget every turn."""
+        self._messages = list(self._opening)
+
+    def say(self, text: str) -> None:
+        """Stream the answer to one message to stdout."""
+        turn = [*self._messages, {"role": "user", "content": text}]
+        pieces: list[str] = []
+        finish_reason = None
+        try:
+            asked: dict[str, object] = {"prompt": text} if self._raw else {"messages": turn}
+            finish_reason = self._runner.run(self._answer(asked, pieces))
+        except KeyboardInterrupt:  # the request has been ended
+            print()
+        except RemoteError as error:
+            if pieces:
+                print()
+            say(f"error: {error} (/reset starts over)")
+            return
+        else:
+            print()
+        if finish_reason == "length":
+            say("(cut: --max-tokens allows more)")
+        if pieces:
+            self._messages = [*turn, {"role": "assistant", "content": "".join(pieces)}]
+
+    async def _answer(self, asked: Mapping[str, object], pieces: list[str]) -> str | None:
+        """Print the answer; its text is left in `pieces`, however it ends. Returns the finish reason."""
+        body = msgspec.json.encode({**self._fields, **asked})
+        finish_reason = None
+        async with contextlib.aclosing(self._connection.stream(_COMPLETIONS if self._raw else _CHAT, body)) as chunks:
+            async for chunk in chunks:
+                for choice in chunk.choices[:1]:
+                    if choice.added:
+                        pieces.append(choice.added)
+                        print(choice.added, end="", flush=True)
+                    finish_reason = choice.finish_reason or finish_reason
+        return finish_reason
