@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
-from reference_sections import api, cli, config_keys, interfaces, plugin_api, testing
+from reference_sections import api, cli, config_keys, http, interfaces, plugin_api, server, testing
 
 Section: TypeAlias = Callable[[], str]
 
@@ -27,6 +27,14 @@ SECTIONS: Mapping[str, Section] = {
     "api.outputs": api.outputs,
     "api.metrics": api.metrics,
     "api.errors": api.errors,
+    "http.endpoints": http.endpoints,
+    "http.sampling": http.sampling_fields,
+    "http.completions": http.completion_fields,
+    "http.chat": http.chat_fields,
+    "http.tokens": http.token_fields,
+    "http.refused": http.refused_fields,
+    "server.metrics": server.metrics,
+    "server.timelines": server.timelines,
     "testing.names": testing.names,
     "testing.harness": testing.harness,
     "testing.contracts": testing.contracts,
@@ -35,6 +43,7 @@ SECTIONS: Mapping[str, Section] = {
     "cli.commands": cli.commands,
     "cli.bench_keys": config_keys.bench,
     "cli.engine_flags": cli.engine_flags,
+    "cli.server_flags": cli.server_flags,
     "cli.refused_flags": cli.refused_flags,
     "cli.planned_commands": cli.planned_commands,
 }

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from tokenyard.cli import _COMMANDS, _PLANNED
 from tokenyard.cli.arguments import Parser, make_parser
 from tokenyard.launch.flags import _FLAGS, _PARALLEL_SIZES, _UNAVAILABLE, add_engine_flags
+from tokenyard.launch.server_flags import SERVER_FLAGS
 
 from reference_sections.markdown import WIDTH, code, joined, table, word_list
 
@@ -18,7 +19,7 @@ _KEYS = {flag.name: flag.key for flag in _FLAGS}
 
 def command_parser(name: str) -> Parser:
     """The parser of a command with its own flags only."""
-    parser: Parser = importlib.import_module(f"tokenyard.cli.{name}").command_parser()
+    parser: Parser = importlib.import_module(f"tokenyard.cli.{name.replace('-', '_')}").command_parser()
     return parser
 
 
@@ -70,6 +71,21 @@ def engine_flags() -> str:
     for action in visible_flags(parser):
         written, about = _flag_row(action)
         rows.append((written, code(_KEYS.get(action.option_strings[0], "")), about))
+    return table(("flag", "sets", "meaning"), rows)
+
+
+def server_flags() -> str:
+    """The flags that `serve` takes besides, and the key that each one sets."""
+    parser, others = make_parser("serve", "", ""), make_parser("COMMAND", "", "")
+    add_engine_flags(parser, is_server=True)
+    add_engine_flags(others)
+    common = {option for action in visible_flags(others) for option in action.option_strings}
+    keys = {flag.name: flag.key for flag in SERVER_FLAGS}
+    rows = []
+    for action in visible_flags(parser):
+        if not common.intersection(action.option_strings):
+            written, about = _flag_row(action)
+            rows.append((written, code(keys.get(action.option_strings[0], "")), about))
     return table(("flag", "sets", "meaning"), rows)
 
 

@@ -7,7 +7,8 @@ import typing
 from collections.abc import Iterator
 from dataclasses import fields
 
-from tokenyard.bench.settings import GROUP, SETTINGS, meaning_of
+from tokenyard.bench.keys import GROUP, meaning_of
+from tokenyard.bench.settings import SETTINGS
 from tokenyard.config import EngineConfig, PluginsConfig, PolicyConfig
 from tokenyard.launch.convert import in_words, show, type_hints
 from tokenyard.launch.flags import _FLAGS
