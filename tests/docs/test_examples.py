@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
-from tokenyard.cli import _COMMANDS
+from tokenyard.cli import _COMMANDS, bench
 from tokenyard.cli.arguments import Given, Parser, parse
+from tokenyard.cli.bench_serve_flags import parse_serve
 from tokenyard.errors import ConfigError
 from tokenyard.launch.compose import compose_config
 from tokenyard.platform import Platform
@@ -90,7 +91,9 @@ def test_every_yaml_block_can_be_read(block: str) -> None:
 def given(arguments: list[str]) -> Given:
     name = arguments[0]
     assert name in _COMMANDS
-    parser: Parser = importlib.import_module(f"tokenyard.cli.{name}").command_parser()
+    if arguments[:2] == ["bench", "serve"]:  # has flags of its own
+        return parse_serve(bench.command_parser("serve"), arguments[1:])
+    parser: Parser = importlib.import_module(f"tokenyard.cli.{name.replace('-', '_')}").command_parser()
     return parse(parser, arguments[1:])
 
 

@@ -121,7 +121,7 @@ def test_every_command_and_every_visible_flag_is_in_the_reference() -> None:
     text = page("cli")
     assert set(_COMMANDS) <= headings(text)
     for name in _COMMANDS:
-        parser: argparse.ArgumentParser = importlib.import_module(f"tokenyard.cli.{name}").command_parser()
+        parser: argparse.ArgumentParser = importlib.import_module(f"tokenyard.cli.{name.replace('-', '_')}").command_parser()
         add_engine_flags(parser)
         for action in parser._actions:
             for option in action.option_strings:
