@@ -25,7 +25,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple, cast
 
 OBSERVER = """
 import time
@@ -205,10 +205,10 @@ def measure(url: str, pid: int, arguments: argparse.Namespace) -> Cost:
     own = ["--client", url, "--max-tokens", str(max_tokens), "--streams", str(arguments.streams)]
     own += ["--seconds", str(arguments.seconds), "--endpoint", arguments.endpoint]
     with subprocess.Popen([sys.executable, __file__, *own], stdout=subprocess.PIPE, text=True) as clients:
-        assert clients.stdout is not None  # noqa: S101  # a pipe was asked for
-        before = int(clients.stdout.readline())
+        counts = cast("IO[str]", clients.stdout)  # a pipe was asked for
+        before = int(counts.readline())
         cpu, began, threads = cpu_seconds(pid), time.monotonic(), by_thread(pid)
-        after = int(clients.stdout.readline())
+        after = int(counts.readline())
         cpu, seconds = cpu_seconds(pid) - cpu, time.monotonic() - began
         ended = by_thread(pid)
         spent = {name: round(value - threads.get(name, 0.0), 2) for name, value in ended.items()}

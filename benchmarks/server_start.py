@@ -17,7 +17,6 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from server_process import ServerProcess, launched, use_of
@@ -118,7 +117,7 @@ def main() -> None:
     given, arguments = parser.parse_known_args()
     if given.runs < 1:
         parser.error("--runs takes a number above 0")
-    if not arguments or Path(arguments[0]).name.startswith("-") or "=" in arguments[0]:
+    if not arguments or arguments[0].startswith("-") or "=" in arguments[0]:
         ensure_default_model(print)
     around = machine()
     starts = [timed_start(arguments) for _ in range(given.runs)]

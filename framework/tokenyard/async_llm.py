@@ -8,7 +8,7 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from tokenyard.engine.async_client import AsyncClient, Load, Submission
 from tokenyard.engine.engine_thread import EngineThread
@@ -159,6 +159,13 @@ class AsyncLLM(LanguageModel):
 
     # For the server
 
+    @classmethod
+    def from_link(cls, link: EngineLink, front: FrontEnd) -> Self:
+        """Around an engine that was started already, and belongs to this object from now on."""
+        llm = cls.__new__(cls)
+        llm._take_over(link, front)
+        return llm
+
     @property
     def front(self) -> FrontEnd:
         """Tokenizer, limits and defaults."""
@@ -196,9 +203,9 @@ class AsyncLLM(LanguageModel):
         """What came from the engine's process and was no message."""
         return self._link.num_dropped_frames()
 
-    def dump_stacks(self) -> str:
-        """Python stacks of this process and the engine's, for people; takes up to some seconds."""
-        return self._link.dump_stacks()
+    def dump_stacks(self, path: Path | None = None) -> str:
+        """Python stacks of this process and the engine's, for people: see EngineLink.dump_stacks."""
+        return self._link.dump_stacks(path)
 
     def kill(self, cause: str) -> None:
         """End an engine that hangs: streams raise EngineDeadError with the cause."""
@@ -216,8 +223,10 @@ class AsyncLLM(LanguageModel):
         on_progress: OnProgress | None = None,
     ) -> None:
         start = start_own_process if config.engine.process == "own" else _start_thread
-        link, self._front = start(config, catalogue, hub_token, on_progress)
-        self._link: EngineLink = link
+        self._take_over(*start(config, catalogue, hub_token, on_progress))
+
+    def _take_over(self, link: EngineLink, front: FrontEnd) -> None:
+        self._link, self._front = link, front
         self._client = AsyncClient(self._link, self._front.inputs, self._front.tokenizer)
         self.model_config = self._front.model_config
         # At the interpreter's end too: a thread within torch must not outlive it.

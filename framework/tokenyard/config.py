@@ -85,7 +85,7 @@ class ExecutorConfig:
     name: str = "inproc"
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto = a GPU where there is one
     tensor_parallel_size: int = 1  # ranks that share the model; more than one needs executor=multiproc
-    num_threads: int | None = None  # CPU threads of a rank; None = OMP_NUM_THREADS, else its share of the physical cores
+    num_threads: int | None = None  # CPU threads of a rank; None = OMP_NUM_THREADS, else its share of the cores
     enforce_eager: bool = False  # never record CUDA graphs
     # Numbers of decoding requests for which a GPU records a CUDA graph, a step being padded to the next one; None = 1,
     # 2, 4, every 8th up to 256, every 16th up to 512, as far as max_num_seqs goes. Steps of more run without.
@@ -98,8 +98,7 @@ class LoopConfig:
     """Group `engine`: the engine loop."""
 
     name: str = "sync"
-    # own: the loop, its executor and the model in a process of their own; auto = own for a server, in for LLM
-    process: Literal["auto", "in", "own"] = "auto"
+    process: Literal["auto", "in", "own"] = "auto"  # of loop and model; own = another one; auto = own for a server
     log_stats: bool = True  # a step's outputs carry the scheduler's counters and gauges
     options: object = NO_OPTIONS
 
@@ -133,11 +132,11 @@ class PluginsConfig:
 class ServerConfig:
     """Group `server`: the HTTP front end of `tokenyard serve`; without a server nothing reads it. Times in seconds."""
 
-    host: str = "127.0.0.1"
+    host: str = "127.0.0.1"  # name or address to listen on
     port: int = 8000  # 0 = one that is free
     uds: str | None = None  # path of a Unix domain socket to listen on instead of host and port
     root_path: str = ""  # the prefix under which a proxy serves this
-    served_model_name: tuple[str, ...] = ()  # names that requests may use, the first one in answers; [] = model.name
+    served_model_name: str | tuple[str, ...] = ()  # what requests may name, the first one in answers; [] = model.name
     response_role: str = "assistant"  # of chat answers
     chat_template: str | None = None  # a file, or the text itself; None = the model's own
     default_chat_template_kwargs: Mapping[str, object] = field(default_factory=dict)  # a request's own win
@@ -157,12 +156,18 @@ class ServerConfig:
     stall_timeout: float = 60.0  # without a step while there is work, /readyz answers 503
     restart_engine: bool = False  # start a dead engine again, at most 3 times in 10 minutes; else the server ends
     max_n: int = 16  # most choices of a prompt
-    max_prompts: int = 1024  # most prompts of a completion request
-    max_body_bytes: int = 8 * 2**20
+    max_prompts: int = 1024  # most prompts of a completion request; of several, also most prompts times n
+    max_body_bytes: int = 8 * 2**20  # longest body of a request
     log_requests: bool = False  # a line for each request, without its text
     log_stats_interval: float = 10.0  # of the line about running and waiting requests; 0 = none
     timeline_size: int = 1024  # requests whose timeline /debug/requests/ID still knows; 0 = none
     otlp_traces_endpoint: str | None = None  # where spans go, such as http://127.0.0.1:4318/v1/traces; None = nowhere
+
+    @property
+    def served_model_names(self) -> tuple[str, ...]:
+        """`served_model_name`, which may be one text."""
+        names = self.served_model_name
+        return (names,) if isinstance(names, str) else names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

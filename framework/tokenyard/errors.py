@@ -64,6 +64,7 @@ class EngineDeadError(TokenyardError):
     """
 
     exit_code = 3
+    ADVICE = "; start a new one"
 
     def __init__(
         self,
@@ -79,6 +80,11 @@ class EngineDeadError(TokenyardError):
         self.signal = signal
         self.last_log_lines = tuple(last_log_lines)
         self.dump_path = dump_path
+
+    @property
+    def cause(self) -> str:
+        """The message without the advice to those who made the engine themselves."""
+        return str(self).removesuffix(self.ADVICE)
 
     def copied(self) -> EngineDeadError:
         """For one more who has to be told: an error that is raised twice collects the frames of both."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tokenyard.catalogue import Catalogue
     from tokenyard.config import EngineConfig
     from tokenyard.engine.input_processor import Prompt
+    from tokenyard.engine.process import EngineProcess
     from tokenyard.launch.assemble import EngineFacts, RunningEngine
     from tokenyard.model.tokenizer import Tokenizer
 
@@ -100,6 +101,7 @@ class FrontEnd:
             chat_template=options.chat_template,
             tools=options.tools,
             chat_template_kwargs=options.chat_template_kwargs,
+            max_tokens=self.inputs.max_prompt_tokens,
         )
         prompt = TokenizedPrompt(None, ids)
         self.inputs.check(prompt)
@@ -161,11 +163,19 @@ def start_own_process(
     catalogue: Catalogue,
     hub_token: str | bool | None = None,
     on_progress: OnProgress | None = None,
+    *,
+    process: EngineProcess | None = None,
+    check: Callable[[Tokenizer], None] | None = None,
 ) -> tuple[EngineProcessLink, FrontEnd]:
-    """The same in a process of its own; this one needs no torch. Nothing is left running when it raises."""
-    start = OwnProcessStart(config, catalogue, on_progress or logger.info, hub_token)
+    """The same in a process of its own; this one needs no torch. Nothing is left running when it raises.
+
+    `process`: see OwnProcessStart. `check` raises what it has against the tokenizer, before the model is loaded.
+    """
+    start = OwnProcessStart(config, catalogue, on_progress or logger.info, hub_token, process)
     try:
         tokenizer = load_tokenizer(start.files)  # meanwhile the process loads the model
+        if check is not None:
+            check(tokenizer)
         front = FrontEnd(config, start.wait(), tokenizer)
     except BaseException:
         start.stop()

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from tokenyard.arrays import IntArray
 
 
+NO_TOKEN_LEFT = "no token is left to sample"  # noqa: S105  # of a vocabulary
+"""How the error of a request begins whose parameters forbid every token (since API 1.5)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logprobs:
     """Log probabilities of N positions; sparse: only rows that asked have some.
@@ -52,4 +56,5 @@ class ModelRunnerOutput:
     draft_token_ids: Sequence[IntArray] | None = None  # [R] drafts for the next step
     pooled: Mapping[str, object] = field(default_factory=dict)  # request id -> pooled hidden state
     finished_kv_transfers: Sequence[str] = ()
-    errors: Mapping[str, str] = field(default_factory=dict)  # request id -> why it alone failed in this step
+    # Request id -> why it alone failed in this step. One that begins with NO_TOKEN_LEFT is its own parameters' doing.
+    errors: Mapping[str, str] = field(default_factory=dict)

@@ -6,6 +6,7 @@ one field decides is in `tokenyard.sampling_params`.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -30,10 +31,19 @@ MAX_LISTED = 2**20  # ids that a list is looked through for, repeated ones inclu
 def short(value: object) -> str:
     """A value for a message: `repr`, cut."""
     try:
-        text = repr(value)
+        text = repr(_beginning(value))
     except Exception:  # a number of too many digits, or a class of the user's own
         text = f"<{type(value).__name__}>"
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
+def _beginning(value: object) -> object:
+    """All of a value that a message can show, and a little more: the rest may be a million items."""
+    if isinstance(value, str | bytes | list | tuple) and len(value) > _MOST_SHOWN:
+        return value[: _MOST_SHOWN + 1]
+    if isinstance(value, dict) and len(value) > _MOST_SHOWN:
+        return dict(itertools.islice(value.items(), _MOST_SHOWN))
+    return value
 
 
 def invalid(parameter: str, value: object, allowed: str) -> ValidationError:

@@ -246,16 +246,25 @@ _FROM_GENERATION_CONFIG: Mapping[str, str] = {
 }
 
 
-def default_sampling_params(generation_config: Mapping[str, object]) -> SamplingParams:
-    """What `sampling_params=None` stands for: the defaults, changed by what a model's generation_config.json says.
+def generation_config_params(generation_config: Mapping[str, object]) -> dict[str, object]:
+    """What a model's generation_config.json says of sampling, unchecked, by the names of SamplingParams.
 
-    Parameters that a user gives are never mixed with these. `do_sample: false` is temperature 0. Raises ValidationError
-    for a value that SamplingParams refuses.
+    `do_sample: false` is temperature 0.
     """
     names = _FROM_GENERATION_CONFIG.items()
     found = {own: generation_config[name] for name, own in names if generation_config.get(name) is not None}
     if generation_config.get("do_sample") is False:
         found["temperature"] = 0.0
+    return found
+
+
+def default_sampling_params(generation_config: Mapping[str, object]) -> SamplingParams:
+    """What `sampling_params=None` stands for: the defaults, changed by what a model's generation_config.json says.
+
+    Parameters that a user gives are never mixed with these. Raises ValidationError for a value that SamplingParams
+    refuses.
+    """
+    found = generation_config_params(generation_config)
     try:
         return SamplingParams(**found)  # type: ignore[arg-type]
     except ValidationError as error:

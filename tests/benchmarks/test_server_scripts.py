@@ -30,7 +30,7 @@ def test_a_start_has_its_phases_and_imports_no_torch_into_the_api_process(tiny_l
     assert report["must_not_be_imported"] == []
     assert report["imports_ms"] > 0
     assert set(report["cpu_s"]) == {"api", "engine"}
-    assert "ready" in report["phases_s"]
+    assert all(second > 0 for second in report["phases_s"].values())
 
 
 @pytest.mark.slow

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import re
 import shlex
+import subprocess
+import sys
 import textwrap
 import tomllib
 from collections.abc import Iterator
@@ -128,3 +130,18 @@ def test_the_example_of_a_config_file_is_one(tmp_path: Path) -> None:
         "kv_cache.block_size",
         "model.max_model_len",
     }
+
+
+@pytest.mark.parametrize("page", ["serve.md", "own-hydra-script.md"])
+def test_a_hydra_script_runs_as_it_is_printed(page: str, tmp_path: Path) -> None:
+    """Up to the port, which is wrong: so it has called us with its config."""
+    path = ROOT / "docs" / "how-to" / page
+    (script,) = (block for block in blocks(path, "python") if "@hydra.main" in block)
+    (config,) = (block for block in blocks(path, "yaml") if "searchpath" in block)
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "app.yaml").write_text(config)
+    (tmp_path / "launch.py").write_text(script)
+    command = [sys.executable, "launch.py", "server.port=-1", "hydra.run.dir=."]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode != 0
+    assert "server.port must be a port from 1 to 65535" in done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import importlib.util
 import re
@@ -16,6 +15,7 @@ import pytest
 import tokenyard
 from tokenyard import descriptor_rules, errors, interfaces, testing
 from tokenyard.cli import _COMMANDS, _PLANNED
+from tokenyard.cli.arguments import Parser
 from tokenyard.config import PluginsConfig
 from tokenyard.descriptors import PLUGIN_API
 from tokenyard.errors import TokenyardError
@@ -121,8 +121,8 @@ def test_every_command_and_every_visible_flag_is_in_the_reference() -> None:
     text = page("cli")
     assert set(_COMMANDS) <= headings(text)
     for name in _COMMANDS:
-        parser: argparse.ArgumentParser = importlib.import_module(f"tokenyard.cli.{name.replace('-', '_')}").command_parser()
-        add_engine_flags(parser)
+        parser: Parser = importlib.import_module(f"tokenyard.cli.{name.replace('-', '_')}").command_parser()
+        add_engine_flags(parser, is_server=parser.is_server)
         for action in parser._actions:
             for option in action.option_strings:
                 assert re.search(rf"`{option}[` =]", text), option

@@ -73,9 +73,9 @@ def chat(server: ThreadServer, messages: object = None, **fields: object) -> Bod
     return answer
 
 
-def refused(server: ThreadServer, body: object, *, status: int = 400) -> Body:
+def refused(server: ThreadServer, body: object, *, status: int = 400, path: str = "/v1/chat/completions") -> Body:
     """The `error` object of a request that is refused with this status."""
-    found, text = post(server, body)
+    found, text = post(server, body, path)
     assert found == status, (found, text[:500])
     error: Body = json.loads(text)["error"]
     assert set(error) == {"message", "type", "param", "code"}

@@ -14,11 +14,13 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import openai
+import psutil
 import uvloop
 from tokenyard.async_llm import AsyncLLM
 from tokenyard.catalogue import Catalogue
@@ -79,10 +81,16 @@ class ProcessServer:
     url: str
     process: subprocess.Popen[bytes]
     log_file: Path  # stdout and stderr
+    folder: Path  # its TMPDIR
+    mark: str  # stands in the environment of all its processes
 
     @property
     def log(self) -> str:
         return self.log_file.read_text(encoding="utf-8", errors="replace")
+
+    def family(self) -> list[psutil.Process]:
+        """All processes that live and descend from it, whoever their parents are by now."""
+        return [process for process in psutil.process_iter() if self.mark in _environment(process)]
 
     def client(self, api_key: str = "none") -> openai.OpenAI:
         return openai.OpenAI(base_url=self.url + "/v1", api_key=api_key, max_retries=0)
@@ -100,6 +108,13 @@ class ProcessServer:
             return False
 
         wait_for(is_ready, "the server does not get ready", 2 * DEADLINE)
+
+
+def _environment(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error, OSError):
+        if process.status() != psutil.STATUS_ZOMBIE:
+            return Path(f"/proc/{process.pid}/environ").read_text(errors="replace")
+    return ""
 
 
 def http_get(url: str, headers: Mapping[str, str] | None = None) -> tuple[int, str]:
@@ -190,16 +205,22 @@ def server_process(
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[ProcessServer]:
     """Run `tokenyard serve ARGUMENTS` on a free port; with `wait`, until /readyz is 200. It is killed at the end."""
-    port = free_port()
+    port, mark = free_port(), f"TOKENYARD_TEST={uuid.uuid4().hex}"
     command = [sys.executable, "-c", "from tokenyard.cli import main; main()", "serve", f"--port={port}", *arguments]
     with tempfile.TemporaryDirectory(prefix="tokenyard-test-") as folder:
-        log_file = Path(folder) / "log"
+        log_file, temporary = Path(folder) / "log", Path(folder) / "t"
+        temporary.mkdir()
+        own = {"TMPDIR": str(temporary), **dict([mark.split("=")]), **(environment or {})}
         with log_file.open("wb") as log:
-            process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **(environment or {})}
-            )
+            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **own})
         try:
-            running = ProcessServer(url=f"http://127.0.0.1:{port}", process=process, log_file=log_file)
+            running = ProcessServer(
+                url=f"http://127.0.0.1:{port}",
+                process=process,
+                log_file=log_file,
+                folder=Path(own["TMPDIR"]),
+                mark=mark,
+            )
             if wait:
                 running.wait_ready()
             yield running

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 from tokenyard.cli import _COMMANDS, _PLANNED
 from tokenyard.cli.arguments import Parser, make_parser
-from tokenyard.launch.flags import _FLAGS, _PARALLEL_SIZES, _UNAVAILABLE, add_engine_flags
+from tokenyard.cli.bench import command_parser as bench_parser
+from tokenyard.launch.flags import _FLAGS, _ONLY_VALUES, _UNAVAILABLE, add_engine_flags
 from tokenyard.launch.server_flags import SERVER_FLAGS
 
 from reference_sections.markdown import WIDTH, code, joined, table, word_list
@@ -25,19 +26,26 @@ def command_parser(name: str) -> Parser:
 
 def commands() -> str:
     """Each command: usage, what it does, its own flags."""
-    return joined(_command(name) for name in _COMMANDS)
+    return joined(_command(name, parser) for name, parser in _parsers())
 
 
-def _command(name: str) -> str:
-    parser = command_parser(name)
+def _parsers() -> Iterator[tuple[str, Parser]]:
+    for name in _COMMANDS:
+        yield name, command_parser(name)
+        if name == "bench":
+            yield "bench serve", bench_parser("serve")
+
+
+def _command(name: str, parser: Parser) -> str:
     common = set(_options(make_parser(name, "", "")))
     rows = [_flag_row(action) for action in visible_flags(parser) if not common.intersection(action.option_strings)]
     return joined(
         [
             f"### {name}",
             f"    {parser.usage}",
-            parser.description or "",
+            (parser.description or "").partition("\n\n")[0],  # keys have a table of their own
             table(("flag", "meaning"), rows) if rows else "",
+            "And [those of the server](#flags-of-serve)." if parser.is_server else "",
         ]
     )
 
@@ -91,8 +99,10 @@ def server_flags() -> str:
 
 def refused_flags() -> str:
     """vLLM's flags that this version does not have."""
-    sizes = ", ".join(" / ".join(code(name) for name in names) for names in _PARALLEL_SIZES)
-    only_one = textwrap.fill(f"Accepted with the value 1 only: {sizes}.", WIDTH, break_on_hyphens=False)
+    flags = ", ".join(
+        f"{' / '.join(map(code, spellings))} with {code(only)}" for spellings, only in _ONLY_VALUES.items()
+    )
+    only_one = textwrap.fill(f"Accepted with one value only: {flags}.", WIDTH, break_on_hyphens=False)
     return joined([only_one, "Refused by name:", word_list(_UNAVAILABLE)])
 
 

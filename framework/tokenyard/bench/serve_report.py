@@ -8,10 +8,10 @@ from typing import cast
 from tokenyard.bench.report import table
 
 _NAMES = {
-    "ttft": "time to first token",
-    "tpot": "time per output token, without the first",
-    "itl": "time between chunks",
-    "e2el": "time to last token",
+    "ttft": "TTFT, time to first token",
+    "tpot": "TPOT, time per output token after the first",
+    "itl": "ITL, inter-token latency: time between chunks",
+    "e2el": "E2EL, end-to-end latency: time to last token",
 }
 _LINES = {
     "requests": "{completed} completed, {failed} failed",
@@ -43,10 +43,17 @@ def report_text(row: Mapping[str, object], metrics: Sequence[str], percentiles: 
     return "\n".join([*parts, "", *_facts(row)])
 
 
+def failures(row: Mapping[str, object]) -> str:
+    """How many requests failed and why, in a line; empty where none did."""
+    reasons = [
+        f"{count} of {row['num_prompts']} requests failed: {error}" for error, count in _counts(row["errors"]).items()
+    ]
+    return "; ".join(reasons)
+
+
 def warnings(row: Mapping[str, object]) -> list[str]:
     """What makes the figures doubtful, a line each."""
-    found = [f"{count} requests failed: {error}" for error, count in _counts(row["errors"]).items()]
-    found += [f"{row[name]} of {row['completed']} answers {text}" for name, text in _WRONG.items() if row[name]]
+    found = [f"{row[name]} of {row['completed']} answers {text}" for name, text in _WRONG.items() if row[name]]
     seconds, share = (cast("float", row[name] or 0.0) for name in ("client_cpu_s", "client_cpu_share"))
     if seconds >= _LONG and share > _BUSY:
         found.append(f"this client alone took {100 * share:.0f} % of a core: it may be what is slow")
@@ -54,7 +61,8 @@ def warnings(row: Mapping[str, object]) -> list[str]:
 
 
 def _times(row: Mapping[str, object], metrics: Sequence[str], percentiles: Sequence[float]) -> str:
-    figures = ("mean", "median", "std", *(f"p{share:g}" for share in percentiles), "max")
+    shares = [f"p{share:g}" for share in percentiles if share != 50]  # which is the median
+    figures = ("mean", "median", "std", *shares, "max")
     rows = [
         {"ms": _NAMES[name], **{figure: _cell(row[f"{figure}_{name}_ms"]) for figure in figures}} for name in metrics
     ]

@@ -1,7 +1,7 @@
 """The command line: `tokenyard COMMAND ...`.
 
-Exit codes of every command: 0 done; 1 an error of Tokenyard's own; 2 something given was wrong; 3 the engine died;
-130 interrupted.
+Exit codes of every command: 0 done; 1 something failed though nothing given was wrong; 2 something given was wrong;
+3 the engine died; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from types import ModuleType
 
 from tokenyard.cli.terminal import prepare_streams, say
 from tokenyard.errors import TokenyardError, UserError, did_you_mean
+from tokenyard.primitive_caches import bound_primitive_caches
 from tokenyard.thread_waits import share_cores
 
 _COMMANDS = {
@@ -36,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the `tokenyard` program: runs a command and exits."""
     prepare_streams()
     share_cores(os.environ)
+    bound_primitive_caches(os.environ)
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr)
     code = run(sys.argv[1:] if arguments is None else arguments, on_interrupt=ignore_interrupts)
     ignore_interrupts()
@@ -114,6 +116,7 @@ def _help() -> str:
             *lines,
             "",
             "`tokenyard COMMAND --help` lists a command's flags; overrides are Hydra's: kv_cache.block_size=32",
-            "exit codes: 0 done, 1 internal error, 2 something given was wrong, 3 the engine died, 130 interrupted",
+            "exit codes: 0 done, 1 something failed (a request, a server, an internal error), 2 something given was",
+            "wrong, 3 the engine died, 130 interrupted; Ctrl-C ends `serve` with 0",
         ]
     )

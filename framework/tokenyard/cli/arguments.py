@@ -123,9 +123,9 @@ def parse(parser: Parser, arguments: Sequence[str]) -> Given:
     """Parse flags, words and overrides in any order; the word at the parser's `model_at` is the model."""
     add_engine_flags(parser, is_server=parser.is_server)
     flags, unknown = parser.parse_known_intermixed_args(list(arguments))
-    own_flags = [option for action in parser._actions for option in action.option_strings]
-    refuse_unknown_flags(unknown, own=own_flags)
+    refuse_unknown_flags(unknown, parser)
     logging.getLogger().setLevel(flags.log_level.upper())
+    logging.getLogger("hydra").setLevel(logging.WARNING)  # its debugging tells nothing of ours
     overrides: list[str | Flagged] = []
     own_overrides: list[str] = []
     words: list[str] = []

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokenyard.bench.serve_report import report_text, warnings
+from tokenyard.bench.serve_report import failures, report_text, warnings
 from tokenyard.bench.serve_settings import ServeBench
 from tokenyard.bench.settings import read_settings
 from tokenyard.cli.terminal import progress_bar, say
 from tokenyard.client.connection import check_installed
-from tokenyard.errors import UserError
+from tokenyard.errors import TokenyardError, UserError
 
 if TYPE_CHECKING:
     import argparse
@@ -33,7 +33,7 @@ def add_result_flags(parser: Parser) -> None:
 
 
 def serve_kind(given: Given) -> None:
-    """The kind `serve`: see tokenyard.bench.serve."""
+    """The kind `serve`: see tokenyard.bench.serve. Raises TokenyardError, behind its output, when requests failed."""
     settings = read_settings(ServeBench, given.own_overrides)
     check_installed()
     path = _result_path(given.flags, settings)
@@ -46,6 +46,8 @@ def serve_kind(given: Given) -> None:
     print(json.dumps(run.row) if given.flags.json else report_text(run.row, settings.shown, settings.percentiles))
     for text in warnings(run.row):
         say(f"WARNING: {text}")
+    if failed := failures(run.row):
+        raise TokenyardError(failed)
 
 
 def _result_path(flags: argparse.Namespace, settings: ServeBench) -> Path | None:

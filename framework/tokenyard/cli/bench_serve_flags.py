@@ -125,7 +125,7 @@ class _Refused(argparse.Action):
 def parse_serve(parser: Parser, arguments: Sequence[str]) -> Given:
     """The kind, keys and flags in any order; the flags become keys, before those that were given as keys."""
     flags, unknown = parser.parse_known_intermixed_args(list(arguments))
-    refuse_unknown_flags(unknown, own=[option for action in parser._actions for option in action.option_strings])
+    refuse_unknown_flags(unknown, parser)
     keys = [word for word in flags.words if word.startswith(f"{GROUP}.") and "=" in word]
     words = [word for word in flags.words if word not in keys]
     if len(words) > 2:

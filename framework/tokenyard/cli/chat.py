@@ -25,6 +25,7 @@ def command_parser() -> Parser:
     """The command's own flags."""
     parser = make_parser("chat", "[MODEL] [flags] [overrides]", f"Talk with a model. {HELP}.", model_at=0)
     parser.add_argument("--url", metavar="URL", help="talk with a server of OpenAI's API; no model is loaded here")
+    parser.add_argument("--insecure", action="store_true", help="with --url: take any TLS certificate")
     parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
     parser.add_argument("--raw", action="store_true", help="no chat template: each message is completed as it is")
     add_sampling_flags(parser)
@@ -32,7 +33,7 @@ def command_parser() -> Parser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Reads a message a line from stdin until it ends."""
+    """Reads a message a line from stdin until it ends; 1 when there was no answer to one and nobody at a terminal."""
     parser = command_parser()
     is_remote = any(word.partition("=")[0] == "--url" for word in arguments)
     if is_remote:
@@ -46,6 +47,8 @@ def main(arguments: Sequence[str]) -> int:
         from tokenyard.cli.chat_url import chat_with_server  # imports what talks to servers
 
         return chat_with_server(given)
+    if given.flags.insecure:
+        raise UserError("--insecure is for the TLS certificate of a server; give --url too, or remove it")
     tell_progress("tokenyard.front_end")
     config = given.load()
     from tokenyard.llm import LLM  # torch is imported only once everything given has been checked
@@ -55,8 +58,7 @@ def main(arguments: Sequence[str]) -> int:
         if given.flags.system is not None and not llm.get_tokenizer().has_chat_template:
             raise UserError(f"model '{llm.model_config.model}' has no chat template, which --system needs")
         conversation = Conversation(llm, params, system=given.flags.system, raw=given.flags.raw)
-        converse(conversation, llm.model_config.model)
-    return 0
+        return 0 if converse(conversation, llm.model_config.model) else 1
 
 
 class Conversation:
@@ -73,14 +75,14 @@ class Conversation:
         """Forget every turn."""
         self._messages = list(self._opening)
 
-    def say(self, text: str) -> None:
-        """Stream the answer to one message to stdout."""
+    def say(self, text: str) -> bool:
+        """Stream the answer to one message to stdout; False when there is an error instead."""
         turn = [*self._messages, {"role": "user", "content": text}]
         try:
             prompt = self._llm.tokenize(text) if self._raw else self._llm.tokenize_chat(turn)
         except UserError as error:
             say(f"error: {error} (/reset starts over)")
-            return
+            return False
         with _interruptible() as interrupted:
 
             def on_text(piece: str) -> bool:
@@ -91,10 +93,11 @@ class Conversation:
         print()
         if output.error is not None:
             say(f"error: {output.error}")
-            return
+            return False
         if output.outputs[0].finish_reason == "length":
             say("(cut: --max-tokens allows more)")
         self._messages = [*turn, {"role": "assistant", "content": output.outputs[0].text}]
+        return True
 
 
 @contextmanager

@@ -30,16 +30,15 @@ def chat_with_server(given: Given) -> int:
     """The command, parsed. Raises UserError and RemoteError where it cannot begin."""
     endpoint, name = find_endpoint(given.flags.url, "--url"), _model(given)
     with asyncio.Runner() as runner:
-        connection = runner.run(connect(endpoint))
+        connection = runner.run(connect(endpoint, is_verified=not given.flags.insecure))
         try:
             model = choose_model(runner.run(list_models(connection)), name, endpoint.root)
             talker = ServerConversation(
                 runner, connection, _fields(given, model), system=given.flags.system, raw=given.flags.raw
             )
-            converse(talker, f"{model} at {endpoint.root}")
+            return 0 if converse(talker, f"{model} at {endpoint.root}") else 1
         finally:
             runner.run(connection.close())
-    return 0
 
 
 def _model(given: Given) -> str | None:
@@ -88,8 +87,8 @@ class ServerConversation:
         """Forget every turn."""
         self._messages = list(self._opening)
 
-    def say(self, text: str) -> None:
-        """Stream the answer to one message to stdout."""
+    def say(self, text: str) -> bool:
+        """Stream the answer to one message to stdout; False when there is an error instead."""
         turn = [*self._messages, {"role": "user", "content": text}]
         pieces: list[str] = []
         finish_reason = None
@@ -102,13 +101,14 @@ class ServerConversation:
             if pieces:
                 print()
             say(f"error: {error} (/reset starts over)")
-            return
+            return False
         else:
             print()
         if finish_reason == "length":
             say("(cut: --max-tokens allows more)")
         if pieces:
             self._messages = [*turn, {"role": "assistant", "content": "".join(pieces)}]
+        return True
 
     async def _answer(self, asked: Mapping[str, object], pieces: list[str]) -> str | None:
         """Print the answer; its text is left in `pieces`, however it ends. Returns the finish reason."""

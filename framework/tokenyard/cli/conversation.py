@@ -15,16 +15,20 @@ HELP = "/reset starts over, /exit or Ctrl-D ends, Ctrl-C stops an answer"
 class Talker(Protocol):
     """Who answers."""
 
-    def say(self, text: str) -> None:
-        """Stream the answer to one message to stdout; errors are told, and leave the conversation as it was."""
+    def say(self, text: str) -> bool:
+        """Stream the answer to one message to stdout. False after an error: told, and the conversation is as it was."""
 
     def reset(self) -> None:
         """Forget every turn."""
 
 
-def converse(talker: Talker, name: str) -> None:
-    """Read a message a line from stdin until it ends; `name` is who answers, told where a person types."""
-    if sys.stdin.isatty():
+def converse(talker: Talker, name: str) -> bool:
+    """Read a message a line from stdin until it ends; `name` is who answers, told where a person types.
+
+    Returns whether all is well: every message has its answer, or a person has seen that one has none.
+    """
+    is_typed, is_answered = sys.stdin.isatty(), True
+    if is_typed:
         say(f"{name}: {HELP}")
     for line in _lines():
         if line in ("/exit", "/quit"):
@@ -35,7 +39,8 @@ def converse(talker: Talker, name: str) -> None:
         elif line.startswith("/"):
             say(HELP if line == "/help" else f"no command {line.split()[0]}: {HELP}")
         elif line:
-            talker.say(line)
+            is_answered = talker.say(line) and is_answered
+    return is_typed or is_answered
 
 
 def _lines() -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""`tokenyard run-batch -i FILE.jsonl -o FILE.jsonl [MODEL]`: OpenAI's batch format, without a server or with one."""
+"""`tokenyard run-batch FILE.jsonl -o FILE.jsonl [MODEL]`: OpenAI's batch format, without a server or with one."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tokenyard.client.batch import Ask, BatchCounts
 
 _SUFFIX = ".jsonl"
+_USAGE = f"FILE{_SUFFIX} -o FILE{_SUFFIX}"
 _REMOTE_CONCURRENCY = 64
 _MAX_CONCURRENCY = 65_536
 _MAX_REMOTE_BODY = 8 * 2**20  # bytes: a server may take less
@@ -37,16 +38,17 @@ def command_parser() -> Parser:
     """The command's own flags."""
     parser = make_parser(
         "run-batch",
-        "-i FILE.jsonl -o FILE.jsonl [MODEL] [flags] [overrides]",
+        f"{_USAGE} [MODEL] [flags] [overrides]",
         "Answer a file of requests in OpenAI's batch format: custom_id, method, url (/v1/chat/completions or "
         "/v1/completions) and body in each line. Rows come in the order of the lines; a line that is wrong gets a row "
         "that says so.",
-        model_at=0,
+        model_at=1,
     )
-    parser.add_argument("-i", "--input-file", metavar="FILE", help="the requests, a .jsonl file")
+    parser.add_argument("-i", "--input-file", metavar="FILE", help="the requests, instead of the first word")
     parser.add_argument("-o", "--output-file", metavar="FILE", help="the answers, a .jsonl file that is not there yet")
     parser.add_argument("--overwrite", action="store_true", help="replace that file")
     parser.add_argument("--url", metavar="URL", help="ask a server of OpenAI's API; no model is loaded here")
+    parser.add_argument("--insecure", action="store_true", help="with --url: take any TLS certificate")
     parser.add_argument(
         "--max-concurrency", type=int, metavar="N", help="requests at once; default: twice max_num_seqs, 64 with --url"
     )
@@ -55,15 +57,18 @@ def command_parser() -> Parser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Rows go to the output file, counts to stdout or stderr. 0 also when some requests have failed: their rows say."""
-    given = parse(command_parser(), arguments)
+    """Rows go to the output file, counts to stdout or stderr. 1 when a request has failed: its row says why."""
+    parser = command_parser()
+    if any(word.startswith(("-i", "--input-file")) for word in arguments):
+        parser.model_at = 0
+    given = parse(parser, arguments)
     job = _job(given)
     counts = _answer_offline(given, job) if given.flags.url is None else _ask_server(given, job)
     if given.flags.json:
         print(json.dumps({"output_file": str(job.target), **asdict(counts)}))
     else:
         say(f"{job.target}: {counts.completed} answered, {counts.failed} failed")
-    return 0
+    return 1 if counts.failed else 0
 
 
 def _answer_offline(given: Given, job: _Job) -> BatchCounts:
@@ -94,7 +99,7 @@ def _ask_server(given: Given, job: _Job) -> BatchCounts:
     endpoint = find_endpoint(given.flags.url, "--url")
 
     async def run() -> BatchCounts:
-        async with Connection(endpoint) as connection:
+        async with Connection(endpoint, is_verified=not given.flags.insecure) as connection:
             await list_models(connection)  # a server that is not there, or a key that is wrong, is told once
 
             async def ask(route: str, body: bytes) -> Answer:
@@ -136,7 +141,10 @@ def _line_writer(file: BinaryIO) -> Callable[[bytes], None]:
 def _job(given: Given) -> _Job:
     """The files and numbers, checked before anything is loaded."""
     flags = given.flags
-    source, target = _path(flags.input_file, "--input-file"), _path(flags.output_file, "--output-file")
+    named = given.words[0] if given.words else flags.input_file
+    source, target = _path(named, "--input-file"), _path(flags.output_file, "--output-file")
+    if flags.insecure and flags.url is None:
+        raise UserError("--insecure is for the TLS certificate of a server; give --url too, or remove it")
     if not source.is_file():
         raise UserError(f"--input-file: there is no file {source}")
     if not os.access(source, os.R_OK):
@@ -157,7 +165,7 @@ def _job(given: Given) -> _Job:
 
 def _path(text: str | None, flag: str) -> Path:
     if not text:
-        raise UserError(f"{flag} is missing: tokenyard run-batch -i FILE{_SUFFIX} -o FILE{_SUFFIX}")
+        raise UserError(f"{flag} is missing: tokenyard run-batch {_USAGE}")
     if "://" in text:
         raise UserError(f"{flag} takes a file of this machine, and {text[:200]!r} is a URL; nothing is fetched")
     if not text.endswith(_SUFFIX):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tokenyard.cli.arguments import Given, Parser, make_parser, parse
+from tokenyard.config import ModelConfig
 from tokenyard.errors import UserError
 from tokenyard.server.api_keys import KEY_VARIABLE, read_api_keys
 from tokenyard.server.run import START_THREAD, check_packages, serve
@@ -20,7 +21,11 @@ _LOG_FORMAT = "%(asctime)s %(levelname)s: %(message)s"
 def command_parser() -> Parser:
     """The command's own flags."""
     parser = make_parser(
-        "serve", "[MODEL] [flags] [overrides]", "Serve a model over HTTP, as OpenAI's API does.", model_at=0
+        "serve",
+        "[MODEL] [flags] [overrides]",
+        "Serve a model over HTTP, as OpenAI's API does. MODEL is a model's name, a folder, a .gguf file or a Hub id; "
+        f"default {ModelConfig().name}. It ends with code 0 after SIGTERM or Ctrl-C.",
+        model_at=0,
     )
     parser.is_server = True
     parser.set_defaults(log_level="info")

@@ -140,6 +140,6 @@ def check_installed() -> None:
         raise UserError("talking to a server needs aiohttp; install it with: pip install 'tokenyard[serve]'")
 
 
-async def connect(endpoint: Endpoint) -> Connection:
+async def connect(endpoint: Endpoint, *, is_verified: bool = True) -> Connection:
     """A Connection without a limit of time, for a program that enters its event loop again and again."""
-    return Connection(endpoint)
+    return Connection(endpoint, is_verified=is_verified)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -36,6 +37,14 @@ def told_as_remote_errors(endpoint: Endpoint) -> Iterator[None]:
 
     try:
         yield
+    except aiohttp.ClientConnectorCertificateError as error:
+        raise RemoteError(
+            f"the certificate of {endpoint.root} is not trusted ({_certificate_problem(error.certificate_error)}); set "
+            "SSL_CERT_FILE to a file with the certificate that signed it, or give --insecure to take any"
+        ) from error
+    except aiohttp.ClientSSLError as error:
+        reason = _short(str(error.os_error))
+        raise RemoteError(f"cannot speak TLS with {endpoint.root}: {reason}; is it a server of https?") from error
     except aiohttp.ClientConnectorError as error:
         reason = os.strerror(error.errno) if error.errno else str(error.os_error) or type(error).__name__
         raise RemoteError(f"cannot connect to {endpoint.root}: {reason}; does the server run there?") from error
@@ -45,6 +54,10 @@ def told_as_remote_errors(endpoint: Endpoint) -> Iterator[None]:
         raise RemoteError(f"{endpoint.root} did not answer in time") from error
     except (aiohttp.ClientError, asyncio.LimitOverrunError, OSError, ValueError) as error:
         raise RemoteError(f"no answer of {endpoint.root} can be used: {_short(str(error))}") from error
+
+
+def _certificate_problem(error: Exception) -> str:
+    return _short(error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else str(error)).lower()
 
 
 def refusal(endpoint: Endpoint, status: int, body: bytes) -> RemoteError:

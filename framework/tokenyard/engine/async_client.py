@@ -189,7 +189,9 @@ class AsyncClient:
         try:
             self._link.add([request for row in rows for request in row.requests])
         except Exception as error:
-            self._lose(submission.request_ids, error)
+            with self._lock:
+                self._outputs.lose(submission.request_ids, error)
+            self._forget(submission.request_ids)
             raise
         return submission
 
@@ -205,8 +207,6 @@ class AsyncClient:
     def take(self, submission: Submission) -> tuple[str, RequestOutput] | None:
         """(request id, what it sends next) of one that has something; None = there is nothing yet."""
         with self._lock:
-            if submission.error is not None:
-                raise submission.error
             news = submission.news
             while news:
                 request_id = next(iter(news))
@@ -216,6 +216,8 @@ class AsyncClient:
                         del self._streams[request_id]
                         self._outputs.forget([request_id])
                     return request_id, output
+        if submission.error is not None:  # last: what came before it is whole, or was paid for
+            raise submission.error
         return None
 
     def close(self, submission: Submission) -> None:
@@ -241,7 +243,7 @@ class AsyncClient:
             engine_ids = self._outputs.engine_ids(tuple(streams))
             self._outputs.abort(tuple(streams), self._clock.now())
             _note(streams)
-        _wake(streams.values())
+        self._wake(streams.values())
         self._finish(engine_ids)
 
     def _forget(self, request_ids: Sequence[str]) -> None:
@@ -250,10 +252,9 @@ class AsyncClient:
                 self._streams.pop(request_id, None)
             self._outputs.forget(request_ids)
 
-    def _lose(self, request_ids: Sequence[str], error: Exception) -> None:
-        with self._lock:
-            self._outputs.lose(request_ids, error)
-        self._forget(request_ids)
+    def _wake(self, streams: Iterable[Submission]) -> None:
+        for lost in _wake(streams):
+            self.close(lost)  # nobody will ever ask for it: its event loop is closed
 
     def _finish(self, engine_ids: Sequence[str]) -> None:
         if engine_ids:
@@ -264,12 +265,8 @@ class AsyncClient:
 
     def refuse(self, request_ids: Sequence[str], error: Exception) -> None:
         with self._lock:
-            wanted = self._outputs.request_ids(request_ids)
-            streams = [self._streams[request_id] for request_id in wanted if request_id in self._streams]
-            for stream in streams:
-                stream.error = error
-            self._outputs.lose(wanted, error)
-        _wake(streams)
+            streams = self._lose(self._outputs.request_ids(request_ids), lambda: error)
+        self._wake(streams)
 
     def deliver(self, outputs: EngineCoreOutputs) -> Sequence[str]:
         with self._lock:
@@ -282,8 +279,7 @@ class AsyncClient:
                 and (request_id not in stream.waits_for_ends or request_id in finished)
             }
             _note(streams)
-        for lost in _wake(streams.values()):
-            self.close(lost)  # nobody will ever ask for it: its event loop is closed
+        self._wake(streams.values())
         return update.stopped
 
     def end(self, failure: BaseException | None) -> None:
@@ -294,14 +290,18 @@ class AsyncClient:
             death = _Death(f"the engine {reason}; start a new one", failure)
         with self._lock:
             self._death = death
-            self._outputs.lose(tuple(self._streams), death.error())
-            streams = list(self._streams.values())
-            for stream in streams:
-                stream.error = stream.error or death.error()
+            streams = self._lose(tuple(self._streams), death.error)
             on_death = self._on_death
-        _wake(streams)
+        self._wake(streams)
         if on_death is not None:
             on_death(death.error())
+
+    def _lose(self, request_ids: Sequence[str], error: Callable[[], Exception]) -> list[Submission]:
+        """Those who wait for something that will not come; each gets an error of its own. Under the lock."""
+        streams = [self._streams[request_id] for request_id in self._outputs.lose(request_ids, error())]
+        for stream in streams:
+            stream.error = stream.error or error()
+        return streams
 
 
 def _note(streams: Mapping[str, Submission]) -> None:

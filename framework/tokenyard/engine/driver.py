@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from tokenyard.errors import EngineDeadError, UserError
+from tokenyard.ipc.progress import EnginePhase
 
 if TYPE_CHECKING:
     from tokenyard.clock import Clock
@@ -60,8 +61,9 @@ def drive(
     """Run until every request has ended and no more will arrive, or until `until`, asked before each step, is true.
 
     Time passes in the executor, or, when nothing can run, until the earliest of the next arrival and the engine's
-    `wake_at`. A live engine that waits is looked after: see `EngineCore.check_health`. An engine that has requests, cannot run them and waits for nothing is stuck: EngineDeadError. One that
-    does so because it is paused is alive, and whoever drives it has to resume it: UserError.
+    `wake_at`; a live engine that waits is looked after: see `EngineCore.check_health`. An engine that has requests,
+    cannot run them and waits for nothing is stuck: EngineDeadError. One that does so because it is paused is alive, and
+    whoever drives it has to resume it: UserError.
     """
     source = arrivals or NoArrivals()
     while until is None or not until():
@@ -81,6 +83,15 @@ def drive(
             engine.check_health()
             moments.append(clock.now() + _HEALTH_INTERVAL)
         clock.wait(min(moments, default=None), source.event)
+
+
+def waiting_phase(engine: EngineCore) -> EnginePhase:
+    """That of a live engine that has nothing to do, or whose last step did not run."""
+    if not engine.has_requests():
+        return EnginePhase.IDLE
+    stats = engine.stats()
+    is_deferred = not stats.num_running and 0 < stats.num_skipped == stats.num_waiting
+    return EnginePhase.HELD if engine.is_paused or is_deferred else EnginePhase.IDLE
 
 
 def _stuck(engine: EngineCore) -> EngineDeadError | UserError:

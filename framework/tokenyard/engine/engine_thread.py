@@ -8,14 +8,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
-from tokenyard.engine.driver import drive
+from tokenyard.engine.driver import drive, waiting_phase
 from tokenyard.engine.link import EngineLink, EngineListener
 from tokenyard.errors import EngineDeadError
 from tokenyard.ipc.progress import EnginePhase, Progress
-from tokenyard.ipc.stacks import own_stacks
+from tokenyard.ipc.stacks import own_stacks, save_stacks
 from tokenyard.request import FinishReason
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tokenyard.clock import Clock
     from tokenyard.engine_outputs import EngineCoreOutputs, SchedulerStats
     from tokenyard.interfaces.engine_core import EngineCore
@@ -54,6 +56,8 @@ class EngineThread(EngineLink, Generic[EngineT_co]):
         self._has_ended = False
         self._is_killed = False
         self._lock = threading.Lock()  # between posting a command and the end, after which none runs
+        self._telling = threading.Lock()  # around calls of the listener: `kill` comes from another thread
+        self._dump_path: Path | None = None
         self._begin = threading.Event()
         self._progress = Progress()
         self._num_unfinished = 0
@@ -123,8 +127,12 @@ class EngineThread(EngineLink, Generic[EngineT_co]):
     def progress(self) -> ProgressReading:
         return self._progress.read()
 
-    def dump_stacks(self) -> str:
-        return own_stacks()
+    def dump_stacks(self, path: Path | None = None) -> str:
+        text = own_stacks()
+        if path is not None:
+            save_stacks(text, path)
+            self._dump_path = path
+        return text
 
     def kill(self, cause: str) -> None:
         """Nothing can end a thread: it is left behind, and ends after its step, which may be never."""
@@ -132,22 +140,21 @@ class EngineThread(EngineLink, Generic[EngineT_co]):
             if self._has_ended:
                 return
             self._has_ended = self._is_stopping = self._is_killed = True
-        if self._listener is not None:
-            self._listener.end(EngineDeadError(cause))
+        with self._telling:
+            if self._listener is not None:
+                self._listener.end(EngineDeadError(cause, dump_path=self._dump_path))
 
     # Arrivals: commands add the requests themselves, so that one which is refused concerns nobody else
 
     def due(self, now: float) -> Sequence[EngineCoreRequest]:
         self.event.clear()  # first: what is posted from here on sets it again
-        if self._commands:
-            while self._commands:
-                self._commands.popleft()(self.engine.core)
-            self._progress.set_unfinished(self._num_unfinished)
-        self._progress.begin_step()
+        while self._commands:
+            self._commands.popleft()(self.engine.core)
+        self._progress.begin_step(self._num_unfinished)
         return ()
 
     def next_time(self) -> float | None:
-        self._progress.enter(EnginePhase.IDLE)  # asked for right before a wait
+        self._progress.enter(waiting_phase(self.engine.core))  # asked for right before a wait
         return None
 
     def is_exhausted(self) -> bool:
@@ -188,15 +195,18 @@ class EngineThread(EngineLink, Generic[EngineT_co]):
             self._num_unfinished += len(added)
         except Exception as error:  # also of a policy: it concerns these requests alone
             core.finish_requests(added, FinishReason.ABORT)
-            if self._listener is not None:
-                self._listener.refuse([request.request_id for request in requests], error)
+            with self._telling:
+                if self._listener is not None and not self._is_killed:
+                    self._listener.refuse([request.request_id for request in requests], error)
 
     def _deliver(self, outputs: EngineCoreOutputs) -> None:
         self._num_unfinished -= len(outputs.finished)
         if outputs.did_run:
             self._progress.end_step(self._num_unfinished)
-        if self._listener is None or self._is_killed:
-            return
-        if stopped := self._listener.deliver(outputs):
+        with self._telling:
+            if self._listener is None or self._is_killed:
+                return
+            stopped = self._listener.deliver(outputs)
+        if stopped:
             self._num_unfinished -= len(self.engine.core.finish_requests(stopped, FinishReason.STOP))
             self._progress.set_unfinished(self._num_unfinished)

@@ -77,6 +77,11 @@ class InputProcessor:
         # A config may name more than the embedding has rows for: those are never sampled.
         self._eos_token_ids = tuple(token_id for token_id in eos_token_ids if 0 <= token_id < vocab_size)
 
+    @property
+    def max_prompt_tokens(self) -> int:
+        """At most so many leave room for a token of output."""
+        return self._max_model_len - 1
+
     def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> TokenizedPrompt:
         """Raises ValidationError for a prompt that is empty, too long or out of the vocabulary.
 
@@ -86,9 +91,10 @@ class InputProcessor:
         if isinstance(prompt, Mapping):
             prompt, salt = _opened(prompt)
         if isinstance(prompt, str):
-            tokenized = TokenizedPrompt(
-                prompt, self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens), salt
+            ids = self._tokenizer.encode(
+                prompt, add_special_tokens=add_special_tokens, max_tokens=self.max_prompt_tokens
             )
+            tokenized = TokenizedPrompt(prompt, ids, salt)
         else:
             self._check_length(num_items(_as_sequence(prompt)))  # before a look at each of them
             tokenized = TokenizedPrompt(None, _token_ids(prompt), salt)

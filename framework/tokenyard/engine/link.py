@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from tokenyard.clock import Clock
     from tokenyard.engine_outputs import EngineCoreOutputs, SchedulerStats
@@ -72,8 +73,11 @@ class EngineLink(ABC):
         return 0
 
     @abstractmethod
-    def dump_stacks(self) -> str:
-        """The Python stacks of all threads of this process and the engine's, for people; takes up to some seconds."""
+    def dump_stacks(self, path: Path | None = None) -> str:
+        """The Python stacks of all threads of this process and the engine's, for people; takes up to some seconds.
+
+        They are written to a new file at `path`, too, which an EngineDeadError names later.
+        """
 
     @abstractmethod
     def kill(self, cause: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from tokenyard.engine.detokenizer import Detokenizer
@@ -119,25 +119,25 @@ class OutputProcessor:
 
     def abort(self, request_ids: Sequence[str], now: float) -> None:
         """These requests were ended from outside, with all their choices."""
-        for request_id in request_ids:
-            request = self._requests.get(request_id)
-            if request is None or not request.num_unfinished:
-                continue
-            for choice in request.choices:
-                if choice.finish_reason is None:
-                    self._finish(choice, FinishReason.ABORT, None, now)
+        for request, choices in self._expected(request_ids):
+            for choice in choices:
+                self._finish(choice, FinishReason.ABORT, None, now)
             if self.listener is not None:
                 self.listener.ended(request, now)
 
-    def lose(self, request_ids: Sequence[str], error: Exception) -> None:
-        """These were refused, or the engine ended under them; they are held until they are forgotten."""
-        if self.listener is not None and request_ids:
-            self.listener.lost(request_ids, error)
+    def lose(self, request_ids: Sequence[str], error: Exception) -> Sequence[str]:
+        """These were refused, or the engine ended under them; returns those that had not ended.
+
+        Nothing more is expected of them; what has come is held until they are forgotten.
+        """
+        lost = [request.request_id for request, choices in self._expected(request_ids) if self._drop(choices)]
+        if self.listener is not None and lost:
+            self.listener.lost(lost, error)
+        return lost
 
     def engine_ids(self, request_ids: Sequence[str]) -> list[str]:
         """What the engine calls the choices of these requests that have not ended."""
-        requests = [self._requests[request_id] for request_id in request_ids if request_id in self._requests]
-        return [choice.engine_id for request in requests for choice in request.choices if not choice.finish_reason]
+        return [choice.engine_id for _, choices in self._expected(request_ids) for choice in choices]
 
     def request_ids(self, engine_ids: Sequence[str]) -> list[str]:
         """The requests to which choices that have not ended belong, each once."""
@@ -171,13 +171,12 @@ class OutputProcessor:
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Expect nothing more of these; unknown ones are ignored."""
+        for request, choices in self._expected(request_ids):
+            if self.listener is not None:
+                self.listener.ended(request, None)
+            self._drop(choices)
         for request_id in request_ids:
-            if (request := self._requests.pop(request_id, None)) is not None:
-                if request.num_unfinished and self.listener is not None:
-                    self.listener.ended(request, None)
-                for choice in request.choices:
-                    if self._choices.pop(choice.engine_id, None) is not None:
-                        self._end(choice)
+            self._requests.pop(request_id, None)
 
     def _choice(self, request: OpenRequest, index: int, engine_id: str) -> Choice:
         params = request.params
@@ -192,6 +191,21 @@ class OutputProcessor:
         )
         logprobs = None if params.logprobs is None else CompletionLogprobs(with_text=params.detokenize)
         return Choice(request=request, engine_id=engine_id, index=index, detokenizer=detokenizer, logprobs=logprobs)
+
+    def _expected(self, request_ids: Sequence[str]) -> Iterator[tuple[OpenRequest, Sequence[Choice]]]:
+        """Those of the requests of which the engine still owes something, with the choices that it owes."""
+        for request_id in request_ids:
+            if (request := self._requests.get(request_id)) is not None:
+                choices = [choice for choice in request.choices if choice.engine_id in self._choices]
+                if choices:
+                    yield request, choices
+
+    def _drop(self, choices: Sequence[Choice]) -> int:
+        """Expect nothing more of these; returns how many they are."""
+        for choice in choices:
+            del self._choices[choice.engine_id]
+            self._end(choice)
+        return len(choices)
 
     def _take_tokens(
         self, outputs: EngineCoreOutputs, ends: Mapping[str, FinishedRequest], now: float

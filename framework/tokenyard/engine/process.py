@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import zmq
 
-from tokenyard.errors import EngineDeadError
+from tokenyard.errors import EngineDeadError, UserError
 from tokenyard.ipc.failures import error_from_message
 from tokenyard.ipc.handshake import check_identity
 from tokenyard.ipc.messages import (
@@ -27,7 +28,8 @@ from tokenyard.ipc.messages import (
 from tokenyard.ipc.processes import ChildProcess, ProcessEnd
 from tokenyard.ipc.progress import EnginePhase, Progress
 from tokenyard.ipc.sockets import Channel, SocketFolder
-from tokenyard.ipc.stacks import Stacks, save_stacks
+from tokenyard.ipc.stacks import Stacks, own_stacks, save_stacks
+from tokenyard.primitive_caches import bound_primitive_caches
 from tokenyard.thread_waits import share_cores
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 NAME = "engine"
 STOP_GRACE = 10.0  # seconds in which the step that runs ends, and the engine gives back what it has
+_ALL_IS_WELL = re.compile(r"[\d\s:,.-]*(INFO|DEBUG)\b")  # with a time before it, or without
 _DEATH_GRACE = 0.5  # seconds that a process takes to end when it has said that it does
 
 
@@ -47,7 +50,8 @@ class EngineProcess:
 
     def __init__(self, module: str) -> None:
         """`module` has the process's `main`: see `tokenyard.launch.engine_process`."""
-        self._folder = SocketFolder()
+        with _needs_space():
+            self._folder = SocketFolder()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._codec, self._to_engine = from_engine_codec(), to_engine_codec()
         self._dump_path: Path | None = None
@@ -59,11 +63,14 @@ class EngineProcess:
             # Sending never waits for a process that has ended, or ends before it is there: see Channel.
             self._outgoing = Channel(self._context, addresses[0], binds=False)
             self._incoming = Channel(self._context, addresses[1], binds=True)
-            self.progress, self.stacks = Progress(), Stacks()
-            undo.callback(self.progress.close)
-            undo.callback(self.stacks.close)
+            with _needs_space():
+                self.progress = Progress()
+                undo.callback(self.progress.close)
+                self.stacks = Stacks()
+                undo.callback(self.stacks.close)
             environment = dict(os.environ)
             share_cores(environment)  # it has this process beside it
+            bound_primitive_caches(environment)
             self._child = ChildProcess(
                 module,
                 NAME,
@@ -71,6 +78,7 @@ class EngineProcess:
                 arguments=[*addresses, str(self.progress.descriptor)],
                 descriptors=[self.progress.descriptor],
                 stacks=self.stacks.descriptor,
+                folder=self._folder.path,
             )
             undo.pop_all()
 
@@ -95,13 +103,13 @@ class EngineProcess:
             if isinstance(message, Hello):
                 check_identity(message.identity, "the engine's process")
             elif isinstance(message, StartPhase):
+                self._folder.remove()  # both ends are connected
                 phase = message.text
                 if on_progress is not None:
                     on_progress(phase)
             elif isinstance(message, Died):
                 raise error_from_message(message.error)
             elif isinstance(message, Ready):
-                self._folder.remove()  # both ends are connected
                 return message
         raise self.death(None, f" at its start ({phase})")
 
@@ -121,11 +129,11 @@ class EngineProcess:
                     yield message
 
     def dump_stacks(self, path: Path | None = None) -> str:
-        """The Python stacks of the engine and its workers, whatever they are busy with.
+        """The Python stacks of this process, the engine and its workers, whatever they are busy with.
 
         They are written to a new file at `path`, too, which an EngineDeadError names later.
         """
-        text = self.stacks.dump()
+        text = f"{own_stacks()}\n{self.stacks.dump()}"
         if path is not None:
             save_stacks(text, path)
             self._dump_path = path
@@ -138,6 +146,12 @@ class EngineProcess:
     def kill(self) -> None:
         """SIGKILL, at once; its workers end with it."""
         self._child.kill()
+
+    def abandon(self) -> None:
+        """Kill it while another thread waits for its start, which cleans up if it comes to that; nothing is left."""
+        self.kill()
+        if os.getpid() == self._owner:
+            self._folder.remove()
 
     def death(self, error: BaseException | None, when: str = "") -> EngineDeadError:
         """What to raise once it has ended, or has told that it ends on `error`."""
@@ -178,11 +192,30 @@ class EngineProcess:
             self._child.close()
 
 
+@contextlib.contextmanager
+def _needs_space() -> Iterator[None]:
+    """What is made inside takes a little room on a disk; where there is none, its user has to make some."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"the engine's process needs a temporary folder with some kilobytes of room: {error.strerror}; set "
+            "TMPDIR to one that has it"
+        ) from error
+
+
 def _why(error: BaseException | None, end: ProcessEnd | None, when: str) -> str:
     if isinstance(error, EngineDeadError):
         return str(error)
     if error is not None:
-        return f"the engine's process stopped on an error ({type(error).__name__}: {error}); start a new one"
-    said = "" if end is None or not end.last_log_lines else f" (its last line: {end.last_log_lines[-1].strip()})"
+        return f"the engine's process stopped on an error ({type(error).__name__}: {error}){EngineDeadError.ADVICE}"
     how = "closed its connection" if end is None else str(end)
-    return f"the engine's process {how}{when}{said}; start a new one"
+    said = "" if end is None else _last_words(end.last_log_lines)
+    return f"the engine's process {how}{when}{said}{EngineDeadError.ADVICE}"
+
+
+def _last_words(lines: Sequence[str]) -> str:
+    """The last line, unless it is one of those that all is well with, and has nothing to do with the end."""
+    if not lines or _ALL_IS_WELL.match(lines[-1]):
+        return ""
+    return f" (its last line: {lines[-1].strip()})"

@@ -16,10 +16,11 @@ from tokenyard.ipc.failures import error_from_message
 from tokenyard.ipc.messages import AddRequests, Answer, Call, Died, FinishRequests, Refused
 from tokenyard.ipc.outputs import OutputsMessage, outputs_from_message, stats_from_message
 from tokenyard.ipc.requests import request_to_message
-from tokenyard.ipc.stacks import own_stacks
 from tokenyard.request import FinishReason
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tokenyard.engine.process import EngineProcess
     from tokenyard.engine_outputs import SchedulerStats
     from tokenyard.ipc.messages import FromEngine
@@ -94,8 +95,8 @@ class EngineProcessLink(EngineLink):
     def num_dropped_frames(self) -> int:
         return self.process.num_dropped_frames
 
-    def dump_stacks(self) -> str:
-        return f"{own_stacks()}\n{self.process.dump_stacks()}"
+    def dump_stacks(self, path: Path | None = None) -> str:
+        return self.process.dump_stacks(path)
 
     def kill(self, cause: str) -> None:
         with self._lock:
@@ -173,7 +174,9 @@ class EngineProcessLink(EngineLink):
             calls, self._calls = list(self._calls.values()), {}
         for future in calls:
             future.set_exception(self._death.copied())
-        if self._listener is not None:
-            self._listener.end(death)
-        self.process.stop()
-        self.process.close()
+        try:
+            if self._listener is not None:
+                self._listener.end(death)
+        finally:
+            self.process.stop()
+            self.process.close()

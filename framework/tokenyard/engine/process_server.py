@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tokenyard.engine.driver import drive
+from tokenyard.engine.driver import drive, waiting_phase
 from tokenyard.engine.process_io import Arrived, Command, EngineIO, refuse, without_kv_events
 from tokenyard.interfaces.engine_core import PauseMode
 from tokenyard.ipc.failures import error_to_message
 from tokenyard.ipc.messages import Answer, Call, FinishRequests
 from tokenyard.ipc.outputs import stats_to_message
-from tokenyard.ipc.progress import EnginePhase
 from tokenyard.request import FinishReason
 
 if TYPE_CHECKING:
@@ -53,14 +52,13 @@ class EngineServer:
         if commands:
             while commands:
                 self._apply(commands.popleft())
-            self._progress.set_unfinished(self._num_unfinished)
         if self._settling:
             self._settle()
-        self._progress.begin_step()
+        self._progress.begin_step(self._num_unfinished)
         return ()
 
     def next_time(self) -> float | None:
-        self._progress.enter(EnginePhase.IDLE)  # asked for right before a wait
+        self._progress.enter(waiting_phase(self._core))  # asked for right before a wait
         return None
 
     def is_exhausted(self) -> bool:

@@ -23,6 +23,7 @@ from tokenyard.interfaces.executor import (
 )
 from tokenyard.ipc.failures import error_from_message
 from tokenyard.ipc.handshake import components_of, own_identity
+from tokenyard.ipc.log_format import own_log_format
 from tokenyard.ipc.reports import ReportMessage, plan_to_message, report_from_message
 from tokenyard.ipc.steps import StepResultMessage, result_from_message, step_to_message
 from tokenyard.ipc.worker_config import worker_values
@@ -201,6 +202,7 @@ class MultiprocExecutor(Executor):
             collective_timeout=self._collective_timeout,
             root_log_level=logging.getLogger().getEffectiveLevel(),
             log_level=logging.getLogger("tokenyard").getEffectiveLevel(),
+            log_format=own_log_format(),
         )
 
     def _ask(self, expected: type[ReplyT]) -> list[ReplyT]:

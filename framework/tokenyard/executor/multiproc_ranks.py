@@ -117,7 +117,9 @@ class RankProcesses:
         address = self._folder.address(f"rank{rank}")
         channel = Channel(self._zmq, address, binds=False)
         try:
-            process = ChildProcess(_MODULE, f"rank {rank}", arguments=[address], environment=_OFFLINE)
+            process = ChildProcess(
+                _MODULE, f"rank {rank}", arguments=[address], environment=_OFFLINE, folder=self._folder.path
+            )
         except BaseException:
             channel.close()
             raise

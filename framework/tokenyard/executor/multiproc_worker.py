@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from tokenyard.ipc.child import begin_child, end_now
+from tokenyard.ipc.child import begin_child, die_with_parent, end_now
 from tokenyard.ipc.failures import error_to_message
 from tokenyard.ipc.handshake import check_components, check_identity, components_of
 from tokenyard.ipc.reports import PlanMessage, plan_from_message, report_to_message
@@ -83,6 +83,7 @@ class Rank:
             self._join(message)
         elif isinstance(message, PlanMessage):
             self._joined().allocate_kv_cache(plan_from_message(message))
+            die_with_parent()  # the executor removes the folder now
             self._send(ReturnMessage())
         else:
             self._call(self._joined(), message)
@@ -135,7 +136,8 @@ class Rank:
 def _begin_logging(message: JoinMessage) -> None:
     """As the engine's process logs; what all ranks would say alike is said by rank 0."""
     who = f"rank {message.rank}: " if message.num_ranks > 1 else ""
-    logging.basicConfig(format=f"%(levelname)s: {who}%(message)s", level=message.root_log_level, stream=sys.stderr)
+    log_format = message.log_format.replace("%(message)s", f"{who}%(message)s")
+    logging.basicConfig(format=log_format, level=message.root_log_level, stream=sys.stderr)
     level = message.log_level if message.rank == 0 else max(message.log_level, logging.WARNING)
     logging.getLogger("tokenyard").setLevel(level)
 

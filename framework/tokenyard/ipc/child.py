@@ -6,12 +6,14 @@ import contextlib
 import ctypes
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
+from typing import NoReturn
 
 from tokenyard.ipc.stacks import register_stacks
 
@@ -32,29 +34,34 @@ def begin_child(on_end: Callable[[], None]) -> ChildArguments:
     From here on the process dies with its parent, and `on_end` is called in a thread of its own when the parent closes
     its stdin or has gone: it has to see to it that the process ends soon. SIGINT and SIGTERM, which a terminal or a
     service manager may send to a whole group, are left to the parent. Output to stdout goes where stderr goes.
+
+    Where the parent gave a folder, this process removes it when the parent has gone, and the kernel must leave it the
+    time for that until it calls `die_with_parent`.
     """
     told = json.loads(sys.argv[1])
-    _die_with_parent(told["parent"])
+    folder: str | None = told["folder"]
+    if folder is None:
+        die_with_parent()
+        if os.getppid() != told["parent"]:
+            end_now()  # it had ended before
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _ignore)  # not SIG_IGN, which programs that this process starts would inherit
-    threading.Thread(target=_watch, args=(_take_stdin(), on_end), name="tokenyard-parent", daemon=True).start()
+    threading.Thread(target=_watch, args=(_take_stdin(), folder, on_end), name="tokenyard-parent", daemon=True).start()
     register_stacks(told["stacks"], told["name"])
     sys.argv[1:] = told["arguments"]
     return ChildArguments(told["name"], tuple(told["arguments"]))
 
 
-def end_now(exit_code: int = 1) -> None:
+def end_now(exit_code: int = 1) -> NoReturn:
     """End this process without unwinding anything: for `on_end`, when nobody is left to tell."""
     os._exit(exit_code)
 
 
-def _die_with_parent(parent: int) -> None:
+def die_with_parent() -> None:
     """Linux ends this process with the thread that started it; elsewhere the end of stdin has to do."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        end_now()  # it had ended before
 
 
 def _take_stdin() -> int:
@@ -65,9 +72,11 @@ def _take_stdin() -> int:
     return pipe
 
 
-def _watch(pipe: int, on_end: Callable[[], None]) -> None:
+def _watch(pipe: int, folder: str | None, on_end: Callable[[], None]) -> None:
     while os.read(pipe, 4096):
         pass
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
     on_end()
 
 

@@ -8,7 +8,6 @@ import msgspec
 
 from tokenyard import errors
 from tokenyard.errors import (
-    EngineDeadError,
     EngineOverloadedError,
     TokenyardError,
     ValidationError,
@@ -89,8 +88,3 @@ def _value(value: object) -> str | int | float | bool | None:
 def _cause(error: BaseException) -> str | None:
     cause = error.__cause__
     return None if cause is None else f"{type(cause).__name__}: {cause}"[:_MAX_TEXT]
-
-
-def is_death(error: Exception) -> bool:
-    """Whether the other process has said that its engine is dead."""
-    return isinstance(error, EngineDeadError)

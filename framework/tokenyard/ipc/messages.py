@@ -47,6 +47,7 @@ class Launch(msgspec.Struct, frozen=True, tag="launch"):
     components: list[ComponentMessage]
     root_log_level: int
     log_level: int  # of the logger `tokenyard`
+    log_format: str  # of the root logger, in terms of `logging`
 
 
 class AddRequests(msgspec.Struct, frozen=True, tag="add"):

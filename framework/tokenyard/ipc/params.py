@@ -9,7 +9,7 @@ from operator import attrgetter
 import msgspec
 
 from tokenyard.errors import ValidationError
-from tokenyard.sampling_params import NOT_YET, RequestOutputKind, SamplingParams
+from tokenyard.sampling_params import RequestOutputKind, SamplingParams
 
 
 class SamplingMessage(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -44,8 +44,6 @@ class SamplingMessage(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
 
 
 FIELDS = SamplingMessage.__struct_fields__
-LEFT_OUT = NOT_YET
-"""Fields of SamplingParams that do not travel: they take nothing but their default."""
 
 _values = attrgetter(*FIELDS)
 

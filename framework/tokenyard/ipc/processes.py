@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 
 from tokenyard.errors import UserError
 from tokenyard.ipc.stacks import inherited_stacks
@@ -26,7 +27,10 @@ from tokenyard.ipc.stacks import inherited_stacks
 _KEPT_LINES = 40  # of what a child says
 _LONGEST_LINE = 1000  # characters that are kept of one
 _PUMP_GRACE = 0.3  # seconds in which the last words of a dead process arrive
-_BOOT = "import json, sys\nsys.path[:] = json.loads(sys.argv[1])['path']\nfrom {module} import main\nmain()"
+_BOOT = """'tokenyard {name}'; import json, sys
+sys.path[:] = json.loads(sys.argv[1])['path']
+from {module} import main
+main()"""  # the name comes first, for who looks at `ps`
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +63,16 @@ class ChildProcess:
         environment: Mapping[str, str] | None = None,
         descriptors: Sequence[int] = (),
         stacks: int | None = None,
+        folder: Path | None = None,
     ) -> None:
-        """`environment` comes on top of this process's. `stacks`: see `Stacks`; None = where this process's go."""
+        """`environment` comes on top of this process's. `stacks`: see `Stacks`; None = where this process's go.
+
+        `folder` is removed by the child where this process goes before it could.
+        """
         self.name = name
-        self._start = _Start(module, name, tuple(arguments), dict(environment or {}), tuple(descriptors), stacks)
+        self._start = _Start(
+            module, name, tuple(arguments), dict(environment or {}), tuple(descriptors), stacks, folder
+        )
         self._lines: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
         self._end: ProcessEnd | None = None
         self._ended = threading.Event()
@@ -165,6 +175,7 @@ class _Start:
     environment: Mapping[str, str]
     descriptors: Sequence[int]
     stacks: int | None
+    folder: Path | None
 
     def popen(self) -> subprocess.Popen[bytes]:
         if not sys.executable:
@@ -175,10 +186,12 @@ class _Start:
             "name": self.name,
             "parent": os.getpid(),
             "stacks": stacks,
+            "folder": None if self.folder is None else str(self.folder),
             "arguments": list(self.arguments),
         }
+        boot = _BOOT.format(name=self.name, module=self.module)
         return subprocess.Popen(
-            [sys.executable, *_interpreter_flags(), "-c", _BOOT.format(module=self.module), json.dumps(told)],
+            [sys.executable, *_interpreter_flags(), "-c", boot, json.dumps(told)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -58,6 +58,7 @@ class JoinMessage(msgspec.Struct, frozen=True, tag="join"):
     collective_timeout: float  # seconds
     root_log_level: int
     log_level: int  # of the logger `tokenyard`
+    log_format: str  # of the root logger, in terms of `logging`
 
 
 ToWorker: TypeAlias = JoinMessage | PlanMessage | StepMessage | CallMessage

@@ -199,11 +199,11 @@ def _convert_union(value: object, annotation: object, key: str) -> object:
         try:
             return convert(value, member, key)
         except InvalidValueError as error:
-            problems.append(error)
+            problems.append(error.with_traceback(None))  # which holds this frame, and so all its callers' objects
         except ConfigError as error:  # an unknown key inside: more telling than the list of types
             if isinstance(value, Mapping):
                 raise
-            problems.append(error)
+            problems.append(error.with_traceback(None))
     deeper = [error for error in problems if isinstance(error, InvalidValueError) and error.key != key]
     if deeper:
         raise deeper[0]

@@ -14,9 +14,10 @@ import zmq
 from tokenyard.clock import MonotonicClock
 from tokenyard.engine.process_io import EngineIO, RestoreMetadata
 from tokenyard.engine.process_server import EngineServer
-from tokenyard.ipc.child import begin_child, end_now
+from tokenyard.ipc.child import begin_child, die_with_parent, end_now
 from tokenyard.ipc.failures import error_to_message
 from tokenyard.ipc.handshake import check_components, check_identity, components_of, own_identity
+from tokenyard.ipc.log_format import own_log_format
 from tokenyard.ipc.messages import Died, Ended, FromEngine, Hello, Launch, Ready, StartPhase
 from tokenyard.ipc.progress import EnginePhase, Progress, inherited_progress
 from tokenyard.ipc.reports import report_to_message
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 MODULE = "tokenyard.launch.engine_process"
 _GRACE = 2.0  # seconds in which the process ends once its parent has gone
-_LOG_FORMAT = "%(levelname)s: %(message)s"
 
 
 def launch_message(config: EngineConfig, catalogue: Catalogue) -> Launch:
@@ -42,13 +42,17 @@ def launch_message(config: EngineConfig, catalogue: Catalogue) -> Launch:
         components=components_of(catalogue),
         root_log_level=logging.getLogger().getEffectiveLevel(),
         log_level=logging.getLogger("tokenyard").getEffectiveLevel(),
+        log_format=own_log_format(),
     )
 
 
 def main() -> None:
     """Start an engine and run it until the front end stops it or goes; see `tokenyard.ipc.child` for how it starts."""
-    process = _EngineProcess()
-    sys.exit(0 if process.run() else 1)
+    was_stopped = _EngineProcess().run()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    end_now(0 if was_stopped else 1)  # to take torch apart, piece by piece, costs seconds on a busy machine
 
 
 class _EngineProcess:
@@ -70,7 +74,9 @@ class _EngineProcess:
         io.send(Hello(own_identity()))
         last: FromEngine
         try:
-            engine = _start(io.launched.result(), io, self._clock)
+            launch = io.launched.result()
+            die_with_parent()  # which is connected: it removes the folder now
+            engine = _start(launch, io, self._clock)
         except BaseException as error:
             last = Died(error_to_message(error))
         else:
@@ -83,16 +89,18 @@ class _EngineProcess:
 
     def _parent_left(self) -> None:
         """Nobody is left to tell; a step that runs may take long, and is of use to nobody."""
+        io = self._io
+        if io is None or not io.launched.done():
+            end_now()
         timer = threading.Timer(_GRACE, end_now)
         timer.daemon = True
         timer.start()
-        if self._io is not None:
-            self._io.stop()
+        io.stop()
 
 
 def _start(launch: Launch, io: EngineIO, clock: MonotonicClock) -> RunningEngine:
     check_identity(launch.identity, "the front end")
-    logging.basicConfig(format=_LOG_FORMAT, level=launch.root_log_level, stream=sys.stderr)
+    logging.basicConfig(format=launch.log_format, level=launch.root_log_level, stream=sys.stderr)
     logging.getLogger("tokenyard").setLevel(launch.log_level)
     config, catalogue = _read_config(launch)
     io.send(StartPhase("importing the engine"))

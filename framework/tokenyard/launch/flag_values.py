@@ -142,13 +142,20 @@ def _grammar(value: object, flag: str) -> str:
 class Flag:
     name: str
     key: str
-    convert: Callable[[str, str, str], str] | None  # None: on and off, --x and --no-x
+    convert: Callable[[str, str, str], str] | None  # None: on and off, --x and --no-x unless `is_inverted`
     metavar: str
     help: str
     is_list: bool = False  # may be given several times: `convert` makes items; else the last one counts
     short: str | None = None  # another spelling
-    is_inverted: bool = False  # without `convert`: the flag turns the key off
+    is_inverted: bool = False  # without `convert`: the flag turns the key off, and there is no --no-x
 
     @property
     def dest(self) -> str:
         return _DEST_PREFIX + self.name.removeprefix("--").replace("-", "_")
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """What may be written: the short form before the long one, the one that turns it off last."""
+        if self.convert is None and not self.is_inverted:
+            return self.name, "--no-" + self.name.removeprefix("--")
+        return (self.name,) if self.short is None else (self.short, self.name)

@@ -89,26 +89,37 @@ _FLAGS = (
     ),
 )
 
-_PARALLEL_SIZES = (
-    ("-pp", "--pipeline-parallel-size"),
-    ("-dp", "--data-parallel-size"),
-)
-"""Available with the value 1 only."""
+_ONLY_VALUES = {
+    ("-pp", "--pipeline-parallel-size"): "1",
+    ("-dp", "--data-parallel-size"): "1",
+    ("--api-server-count", "-asc"): "1",
+    ("--kv-cache-dtype",): "auto",
+    ("--load-format",): "auto",
+    ("--config-format",): "auto",
+    ("--tokenizer-mode",): "auto",
+    ("--generation-config",): "auto",
+    ("--chat-template-content-format",): "auto",
+    ("--runner",): "auto",
+    ("--convert",): "auto",
+    ("--cpu-offload-gb",): "0",
+}
+"""vLLM's flags that are available with one value: what happens anyway."""
 
 _UNAVAILABLE_TEXT = """
---quantization -q --trust-remote-code --code-revision --tokenizer --tokenizer-revision --tokenizer-mode
---skip-tokenizer-init --hf-overrides --hf-config-path --hf-token --load-format --download-dir --config-format
---generation-config --override-generation-config --max-cudagraph-capture-size --max-seq-len-to-capture
---kv-cache-dtype --cpu-offload-gb --swap-space --prefix-caching-hash-algo --disable-sliding-window
+--quantization -q --trust-remote-code --code-revision --tokenizer --tokenizer-revision
+--skip-tokenizer-init --hf-overrides --hf-config-path --hf-token --download-dir
+--override-generation-config --max-cudagraph-capture-size --max-seq-len-to-capture
+--swap-space --prefix-caching-hash-algo --disable-sliding-window
 --max-num-scheduled-tokens --max-num-partial-prefills --max-long-partial-prefills --scheduler-cls --async-scheduling
 --no-async-scheduling --stream-interval --enable-expert-parallel --data-parallel-size-local --data-parallel-address
---data-parallel-rpc-port --data-parallel-backend --headless --api-server-count -asc --disable-custom-all-reduce
+--data-parallel-rpc-port --data-parallel-backend --headless --disable-custom-all-reduce
 --max-parallel-loading-workers --attention-config --speculative-config --compilation-config -O --kv-transfer-config
 --kv-events-config --ec-transfer-config --structured-outputs-config --guided-decoding-backend
 --logits-processor-pattern --reasoning-parser --tool-call-parser --tool-parser-plugin --enable-auto-tool-choice
 --enable-lora --max-loras --max-lora-rank --max-cpu-loras --lora-modules --lora-dtype --fully-sharded-loras
---enable-prompt-embeds --limit-mm-per-prompt --mm-processor-kwargs --allowed-local-media-path --runner --convert
---pooler-config --chat-template-content-format --middleware --max-log-len --logprobs-mode --kv-cache-metrics
+--enable-prompt-embeds --limit-mm-per-prompt --mm-processor-kwargs --allowed-local-media-path --task
+--return-tokens-as-token-ids --enable-prompt-tokens-details --exclude-tools-when-tool-choice-none
+--disable-frontend-multiprocessing --pooler-config --middleware --max-log-len --logprobs-mode --kv-cache-metrics
 --kv-cache-metrics-sample --collect-detailed-traces --enable-offline-docs --disable-fastapi-docs --additional-config
 --enable-sleep-mode --worker-cls --worker-extension-cls --device --profiler-config --num-lookahead-slots
 --ssl-cert-reqs --ssl-ciphers --enable-ssl-refresh --allow-credentials --allowed-methods --allowed-headers
@@ -131,8 +142,8 @@ class _Refused(argparse.Action):
         raise _not_available(str(option_string))
 
 
-class _OnlyOne(argparse.Action):
-    """A number of ranks: 1 is what happens anyway."""
+class _OnlyValue(argparse.Action):
+    """A flag of `_ONLY_VALUES`; the value is its `const`."""
 
     def __call__(
         self,
@@ -141,8 +152,10 @@ class _OnlyOne(argparse.Action):
         values: str | Sequence[object] | None,
         option_string: str | None = None,
     ) -> None:
-        if values != "1":
-            raise ConfigError(f"{option_string} {values} is not available in this version; the only value is 1")
+        if values != self.const:
+            raise ConfigError(
+                f"{option_string} {values} is not available in this version; the only value is {self.const}"
+            )
 
 
 def _not_available(flag: str) -> ConfigError:
@@ -170,14 +183,15 @@ def add_engine_flags(parser: argparse.ArgumentParser, *, own: Collection[str] = 
 
 def _add_flags(group: argparse._ArgumentGroup, flags: Sequence[Flag]) -> None:
     for flag in flags:
-        if flag.convert is None:
+        if flag.is_inverted:
+            group.add_argument(flag.name, dest=flag.dest, action="store_true", default=None, help=flag.help)
+        elif flag.convert is None:
             action = argparse.BooleanOptionalAction
             group.add_argument(flag.name, dest=flag.dest, action=action, default=None, help=flag.help)
         else:
             action_name = "append" if flag.is_list else "store"
-            names = [flag.name] if flag.short is None else [flag.short, flag.name]
             group.add_argument(
-                *names, dest=flag.dest, action=action_name, metavar=flag.metavar, default=None, help=flag.help
+                *flag.spellings, dest=flag.dest, action=action_name, metavar=flag.metavar, default=None, help=flag.help
             )
 
 
@@ -185,8 +199,8 @@ def _add_unavailable(parser: argparse.ArgumentParser, names: Sequence[str]) -> N
     hidden = argparse.SUPPRESS
     for name in names:
         parser.add_argument(name, action=_Refused, nargs="?", dest=hidden, default=hidden, help=hidden)
-    for size_names in _PARALLEL_SIZES:
-        parser.add_argument(*size_names, action=_OnlyOne, dest=hidden, default=hidden, help=hidden)
+    for spellings, only in _ONLY_VALUES.items():
+        parser.add_argument(*spellings, action=_OnlyValue, const=only, dest=hidden, default=hidden, help=hidden)
 
 
 def flags_to_overrides(namespace: argparse.Namespace) -> list[Flagged]:
@@ -200,7 +214,7 @@ def _given(arguments: Mapping[str, object]) -> Iterator[Flagged]:
         if value is None:
             continue
         if flag.convert is None:
-            name = flag.name if value else "--no-" + flag.name.removeprefix("--")
+            name = flag.spellings[0 if value else -1]
             yield Flagged(f"{flag.key}={str(bool(value) != flag.is_inverted).lower()}", name)
         elif isinstance(value, list):
             items = [flag.convert(flag.key, str(one), flag.name) for one in value]
@@ -209,24 +223,28 @@ def _given(arguments: Mapping[str, object]) -> Iterator[Flagged]:
             yield Flagged(flag.convert(flag.key, str(value), flag.name), flag.name)
 
 
-def refuse_unknown_flags(arguments: Sequence[str], *, own: Collection[str] = ()) -> None:
-    """Raise ConfigError for the first flag among the arguments that a parser left over; `own` are the command's."""
+def refuse_unknown_flags(arguments: Sequence[str], parser: argparse.ArgumentParser) -> None:
+    """Raise ConfigError for the first flag among the arguments that the parser left over."""
     for argument in arguments:
         if not argument.startswith("-") or argument == "-":
             continue
         name = argument.partition("=")[0]
-        if name.partition(".")[0] in _UNAVAILABLE:  # --speculative-config.method
+        if _is_unavailable(name):
             raise _not_available(name)
-        raise ConfigError(f"unknown flag {name}{did_you_mean(name, [*own, *_known_flags()])}; see --help")
+        raise ConfigError(f"unknown flag {name}{did_you_mean(name, visible_options(parser))}; see --help")
 
 
-def _known_flags() -> list[str]:
-    return ["--config", *_spellings(_FLAGS)]
+def _is_unavailable(name: str) -> bool:
+    """Also for --speculative-config.method and --no-enable-lora."""
+    return name.partition(".")[0].replace("--no-", "--", 1) in _UNAVAILABLE
 
 
-def _spellings(flags: Sequence[Flag]) -> list[str]:
-    switches = ["--no-" + flag.name.removeprefix("--") for flag in flags if flag.convert is None]
-    return [*(flag.name for flag in flags), *switches]
+def visible_options(parser: argparse.ArgumentParser) -> list[str]:
+    """The spellings of all flags that `--help` shows: not of those that are there to be refused."""
+    shown = [action for action in parser._actions if action.help is not argparse.SUPPRESS]
+    return [option for action in shown for option in action.option_strings]
 
 
-_SERVE_ONLY = frozenset([*_spellings(SERVER_FLAGS), "--api-key", "--api-key-file"])
+_SERVE_ONLY = frozenset(
+    [*(spelling for flag in SERVER_FLAGS for spelling in flag.spellings), "--api-key", "--api-key-file"]
+)

@@ -31,11 +31,13 @@ class OwnProcessStart:
         catalogue: Catalogue,
         on_progress: Callable[[str], None] | None = None,
         hub_token: Token = None,
+        process: EngineProcess | None = None,
     ) -> None:
+        """`process`: one that was started with MODULE already, and belongs to this object from now on."""
         self._on_progress = on_progress
-        self._metadata_type = metadata_type(config, catalogue)
-        self.process = EngineProcess(MODULE)
+        self.process = process or EngineProcess(MODULE)
         try:
+            self._metadata_type = metadata_type(config, catalogue)
             check_before_fetching(config, catalogue)
             model = config.model
             self.files = resolve_model(model.name, on_progress, revision=model.revision, token=hub_token)
@@ -46,12 +48,8 @@ class OwnProcessStart:
             raise
 
     def wait(self) -> EngineFacts:
-        """Until the engine takes requests; raises what its start raised, and nothing is left then."""
-        try:
-            ready = self.process.wait_until_ready(self._on_progress)
-        except BaseException:
-            self.stop()
-            raise
+        """Until the engine takes requests; raises what its start raised."""
+        ready = self.process.wait_until_ready(self._on_progress)
         return EngineFacts(
             files=self.files,
             report=report_from_message(ready.report),

@@ -47,7 +47,7 @@ def _check_place(server: ServerConfig) -> None:
 
 
 def _check_names(server: ServerConfig) -> None:
-    names = server.served_model_name
+    names = server.served_model_names
     for name in names:
         if not (0 < len(name) <= MAX_NAME and name.isprintable() and name == name.strip()):
             raise wrong("server.served_model_name", name, f"names of 1 to {MAX_NAME} printable characters")

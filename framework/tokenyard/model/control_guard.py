@@ -19,6 +19,7 @@ import tokenizers
 
 from tokenyard.errors import ValidationError
 from tokenyard.model.chat_messages import PlainValue
+from tokenyard.model.encoding import encode
 
 ValueT = TypeVar("ValueT")
 
@@ -105,7 +106,7 @@ class _AliasedCopy:
         self._forbidden = {index: name for name, index in special_ids.items() if index != unknown}
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        encoding = encode(self._backend, text, add_special_tokens=add_special_tokens)
         pairs = zip(encoding.ids, encoding.special_tokens_mask, strict=True)
         return [index if is_frame else self._real_id(index) for index, is_frame in pairs]
 

@@ -82,7 +82,7 @@ def _whole_text(data: bytes) -> str | None:
 
 def _unescaped(token: str) -> bytes:
     """The bytes of a byte-level token; one with a character that stands for no byte is text as it is written."""
-    table = _byte_of_character()
+    table = byte_of_character()
     try:
         return bytes(table[character] for character in token)
     except KeyError:
@@ -96,7 +96,7 @@ def _decoder_state(backend: tokenizers.Tokenizer) -> object:
 
 
 @cache
-def _byte_of_character() -> Mapping[str, int]:
+def byte_of_character() -> Mapping[str, int]:
     """GPT-2's alphabet: visible Latin-1 characters stand for themselves, U+0100 and up for the other bytes in order."""
     others = [value for value in range(0x100) if value not in _UNCHANGED_BYTES]
     return {chr(value): value for value in _UNCHANGED_BYTES} | {

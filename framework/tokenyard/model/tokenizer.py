@@ -19,9 +19,11 @@ from tokenyard.model.chat_template import (
     templates_in_config,
 )
 from tokenyard.model.control_guard import ControlGuard
+from tokenyard.model.encoding import encode
 from tokenyard.model.json_files import read_json_if_there
 from tokenyard.model.template_renderer import TemplateRenderer
 from tokenyard.model.template_variables import check_template_kwargs, check_tools
+from tokenyard.model.text_bounds import TextBound, text_bound
 from tokenyard.model.text_stream import TextStream
 from tokenyard.model.token_bytes import TokenBytes
 from tokenyard.model.tokenizer_config import apply_config, special_token_names, with_added_tokens
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
 TOKENIZER_FILE = "tokenizer.json"
 
 Conversation: TypeAlias = Sequence[Mapping[str, object]]
+
+
+_QUICK = 2**17  # characters, which are encoded in a tenth of a second or so
 
 
 class Tokenizer:
@@ -82,17 +87,25 @@ class Tokenizer:
         """Ids of control tokens, which decoding skips by default."""
         return self._special_ids
 
-    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
+    def encode(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        parse_special: bool = True,
+        max_tokens: int | None = None,
+    ) -> list[int]:
         """Token ids of a text.
 
         `add_special_tokens` adds what the tokenizer adds by default (often a BOS). With `parse_special=False` a
-        control token's name in the text is encoded as the text that it is.
+        control token's name in the text is encoded as the text that it is. A text that is too long for `max_tokens`
+        whatever it says is a ValidationError, which costs no time; others may have more tokens than that.
         """
-        _check_encodable(text)
+        self._check(text, max_tokens)
         with library_errors(_cannot_encode):
             if not parse_special:
                 return self._guard.encode_as_text(text, add_special_tokens=add_special_tokens)
-            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            return encode(self._backend, text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids; ids above the vocabulary have no text."""
@@ -158,11 +171,13 @@ class Tokenizer:
         chat_template: str | None = None,
         tools: Sequence[Mapping[str, object]] | None = None,
         chat_template_kwargs: Mapping[str, object] | None = None,
+        max_tokens: int | None = None,
     ) -> list[int]:
         """Token ids of the rendered chat; control tokens come from the template only, never from what it was given.
 
-        Arguments as in `render_chat`. A control token's name in a message (or in a template variable) is encoded as
-        text. No BOS is added beyond the template's own, as in transformers: a template writes all that the model needs.
+        Arguments as in `render_chat`, `max_tokens` as in `encode`. A control token's name in a message (or in a
+        template variable) is encoded as text. No BOS is added beyond the template's own, as in transformers: a template
+        writes all that the model needs.
         """
         chat = normalise_messages(messages)
         template = self._choose_template(chat_template, with_tools=bool(tools))
@@ -171,8 +186,8 @@ class Tokenizer:
         marked = _Given(mark(given.messages), mark(given.tools), mark(given.variables))
         rendered = _render(template, marked, add_generation_prompt, continue_final_message)
         if marked == given and not self._guard.always_needed:
-            return self.encode(rendered, add_special_tokens=False)
-        _check_encodable(rendered)
+            return self.encode(rendered, add_special_tokens=False, max_tokens=max_tokens)
+        self._check(self._guard.unmark(rendered), max_tokens)
         with library_errors(_cannot_encode):
             return self._guard.encode_marked(rendered)
 
@@ -211,8 +226,26 @@ class Tokenizer:
         return TokenBytes(self._backend, self._special_ids)
 
     @cached_property
+    def _text_bound(self) -> TextBound:
+        return text_bound(self._backend)
+
+    @cached_property
     def _guard(self) -> ControlGuard:
         return ControlGuard(self._backend)
+
+    def _check(self, text: str, max_tokens: int | None) -> None:
+        _check_encodable(text)
+        if max_tokens is None or len(text) <= _QUICK:  # and its tokens are counted, which says more
+            return
+        per_token, size = self._text_bound.bytes_per_token, self._text_bound.size(text)
+        if size > max_tokens * per_token:
+            raise ValidationError(
+                f"the prompt is text of {size} bytes; model.max_model_len leaves room for {max_tokens} tokens, which "
+                f"are at most {max_tokens * per_token} bytes ({per_token} a token): shorten it, or raise the limit if "
+                "the model allows",
+                parameter="prompt",
+                value=size,
+            )
 
     def _as_template(self, source: str) -> ChatTemplate:
         return ChatTemplate(source, self._special_tokens, self._renderer)

@@ -389,9 +389,7 @@ class BatchScheduler(Scheduler):
     def _warn_of_priority(self, request: EngineCoreRequest) -> None:
         if request.priority and not self._policy.decides and not self._has_warned:
             self._has_warned = True
-            logger.warning(
-                "priority=%d changes nothing: policy %s decides nothing by it", request.priority, self._policy.name
-            )
+            logger.warning("priority=%d changes nothing here; scheduler=priority orders by it", request.priority)
 
 
 def _abort_at_deadline(request: Request) -> FinishedRequest:

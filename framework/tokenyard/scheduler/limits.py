@@ -124,7 +124,8 @@ def _check_names(request: EngineCoreRequest) -> None:
     for name, value in (("cache_salt", request.cache_salt), ("lora_name", request.lora_name)):
         if value is not None and not (isinstance(value, str) and len(value) <= MAX_NAME):
             allowed = f"text of at most {MAX_NAME} characters"
-            raise ValidationError(f"{name}={short(value)} is not valid: it must be {allowed}", parameter=name, value=value)
+            message = f"{name}={short(value)} is not valid: it must be {allowed}"
+            raise ValidationError(message, parameter=name, value=value)
 
 
 def _check_extra_keys(extra_keys: Sequence[ExtraKey]) -> None:

@@ -13,6 +13,7 @@ from tokenyard.server import chat, completions, debug, metrics, models, probes, 
 from tokenyard.server.auth import ApiKeys, Authentication
 from tokenyard.server.body import JsonBodies
 from tokenyard.server.errors import add_error_handlers
+from tokenyard.server.head_requests import HeadRequests
 from tokenyard.server.hosts import AllowedHosts
 from tokenyard.server.observation import lifespan_of
 from tokenyard.server.openapi import describe_api
@@ -62,7 +63,7 @@ class RootPath:
 
 
 def _middlewares(service: Service, api_keys: Sequence[str]) -> Iterator[Middleware]:
-    """From the outermost to the innermost; all of them plain ASGI, which costs a stream nothing a chunk."""
+    """From the outermost to the innermost; all of them plain ASGI: a chunk of a stream costs a few calls."""
     config = service.config.server
     if config.root_path:
         yield Middleware(RootPath, prefix=config.root_path)
@@ -80,6 +81,7 @@ def _middlewares(service: Service, api_keys: Sequence[str]) -> Iterator[Middlewa
     if api_keys:
         yield Middleware(Authentication, keys=ApiKeys(api_keys), public_paths=_public_paths(config))
     yield Middleware(JsonBodies, max_bytes=config.max_body_bytes)
+    yield Middleware(HeadRequests)
 
 
 def _public_paths(config: ServerConfig) -> frozenset[str]:

@@ -1,39 +1,66 @@
-"""Request bodies: counted while they come, and checked to be JSON of a kind that all parsers read alike."""
+"""Request bodies: counted while they come, read whole, and parsed once."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
 
-import msgspec
+from fastapi.routing import APIRoute
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from tokenyard.server.strict_json import parse_json
 
 if TYPE_CHECKING:
+    from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _READ_TIMEOUT = 60.0  # seconds for a whole body
 _SWALLOWED = 8  # times the limit: so much of a body that is too long is read away, so that its sender reads the answer
-_INLINE = 64 * 1024  # bytes: a longer body is parsed in a thread, and holds up no stream
+_INLINE = 64 * 1024  # bytes: a longer body is parsed in a thread
+_MOST_AT_ONCE = 8  # times the limit: bytes of all bodies that are being read, but for the first _INLINE of each
+_RETRY_AFTER = {"Retry-After": "1"}
+_PARSED = "tokenyard.json"
+
+
+class JsonRoute(APIRoute):
+    """A route behind `JsonBodies`, which takes the value that was parsed there: every route with a body is one."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_parsed(request: Request) -> Response:
+            return await handle(_ParsedRequest(request.scope, request.receive))
+
+        return handle_parsed
+
+
+class _ParsedRequest(Request):
+    async def json(self) -> Any:
+        await self.body()
+        return self.scope.pop(_PARSED)
 
 
 class JsonBodies:
-    """Reads the body when a route first asks for it, whole, and hands on what is valid.
+    """Reads the body when a route first asks for it, whole, and leaves its value to a `JsonRoute`.
 
-    So a path that does not exist is 404 whatever its body. The status of what is wrong is 413, 415, 408 or 400.
+    So a path that does not exist is 404 whatever its body, and nothing is read of a request without a key. The status
+    of what is wrong is 413, 415, 408 or 400; 503 where the bodies of too many requests are being read.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._budget = _Budget(max_bytes * _MOST_AT_ONCE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] not in _METHODS:
             await self._app(scope, receive, send)
             return
-        body = _Body(receive, Headers(scope=scope), self._max_bytes)
+        body = _Body(scope, receive, self._max_bytes, self._budget)
 
         async def send_on(message: Message) -> None:
             if message["type"] == "http.response.start" and not body.is_complete:
@@ -43,33 +70,69 @@ class JsonBodies:
         await self._app(scope, body.receive, send_on)
 
 
+class _Budget:
+    """Bytes that bodies may still hold while they are read, over all requests. Nothing is taken for small ones.
+
+    So those who leave long bodies unfinished keep out long bodies alone.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        self._left = num_bytes
+        self._parsing = asyncio.Lock()
+
+    def grow(self, before: int, now: int) -> None:
+        """A body had so many bytes and has more now; HTTPException where that is too much."""
+        more = _counted(now) - _counted(before)
+        if more > self._left:
+            raise HTTPException(503, "too many long bodies are being read; try again later", _RETRY_AFTER)
+        self._left -= more
+
+    async def parse(self, content: bytes) -> object:
+        """Long ones in a thread and one at a time: parsers do not let anybody else run until they are done."""
+        if len(content) <= _INLINE:
+            return parse_json(content)
+        async with self._parsing:
+            return await asyncio.to_thread(parse_json, content)
+
+    def give_back(self, size: int) -> None:
+        self._left += _counted(size)
+
+
+def _counted(size: int) -> int:
+    return max(0, size - _INLINE)
+
+
 class _Body:
     """One request's, and then whatever comes after it."""
 
-    def __init__(self, receive: Receive, headers: Headers, max_bytes: int) -> None:
+    def __init__(self, scope: Scope, receive: Receive, max_bytes: int, budget: _Budget) -> None:
+        self._scope = scope
         self._receive = receive
-        self._headers = headers
+        self._headers = Headers(scope=scope)
         self._max_bytes = max_bytes
-        self.is_complete = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
+        self._budget = budget
+        self._num_held = 0
+        is_absent = self._headers.get("content-length", "0") == "0" and "transfer-encoding" not in self._headers
+        self.is_complete = is_absent
         self._is_handed_on = False
 
     async def receive(self) -> Message:
+        """The body's message has only a stand-in of it: the bytes are not kept for as long as the answer takes."""
         if self._is_handed_on:
             return await self._receive()
         self._is_handed_on = True
         try:
             async with asyncio.timeout(_READ_TIMEOUT):
                 content = await self._read()
+            if content is None:
+                return {"type": "http.disconnect"}
+            self._check_type()
+            self._scope[_PARSED] = await self._budget.parse(content)
         except TimeoutError:
             raise HTTPException(408, f"the body did not come within {_READ_TIMEOUT:g} s") from None
-        if content is None:
-            return {"type": "http.disconnect"}
-        self._check_type()
-        if len(content) > _INLINE:
-            await asyncio.to_thread(check_json, content)
-        else:
-            check_json(content)
-        return {"type": "http.request", "body": content, "more_body": False}
+        finally:
+            self._budget.give_back(self._num_held)
+        return {"type": "http.request", "body": b"{}", "more_body": False}
 
     async def _read(self) -> bytes | None:
         """All of it; None when the client has left."""
@@ -83,6 +146,8 @@ class _Body:
             is_last = not message.get("more_body", False)
             size += len(part)
             if size <= self._max_bytes:
+                self._budget.grow(self._num_held, size)
+                self._num_held = size
                 parts.append(part)
             elif size > self._max_bytes * _SWALLOWED:
                 break
@@ -97,36 +162,3 @@ class _Body:
             raise HTTPException(415, "the body must be JSON, with the header 'Content-Type: application/json'")
         if self._headers.get("content-encoding", "identity").lower() != "identity":
             raise HTTPException(415, "the body must not be compressed")
-
-
-def check_json(content: bytes) -> None:
-    """Raise HTTPException 400 for what is not strict JSON.
-
-    NaN and Infinity are not; nor are numbers beyond a float's range, text that is not UTF-8 or has half a surrogate
-    pair, a key that comes twice, and about a thousand levels.
-    """
-    if not content.strip():
-        raise HTTPException(400, "the body is empty; it must be a JSON object")
-    try:
-        msgspec.json.decode(content)
-        json.loads(content, object_pairs_hook=_once, parse_float=_skip, parse_int=_skip)
-    except msgspec.DecodeError as error:
-        raise HTTPException(400, f"the body is not valid JSON: {error}") from None
-    except RecursionError:
-        raise HTTPException(400, "the body is nested too deeply") from None
-    except ValueError:
-        raise HTTPException(400, "the body is not valid JSON") from None
-
-
-def _skip(text: str) -> None:
-    return None
-
-
-def _once(pairs: list[tuple[str, object]]) -> None:
-    if len({name for name, _ in pairs}) < len(pairs):
-        _refuse_twice([name for name, _ in pairs])
-
-
-def _refuse_twice(names: list[str]) -> NoReturn:
-    twice = next(name for name in names if names.count(name) > 1)
-    raise HTTPException(400, f"the key {twice[:100]!r} comes twice in one object of the body")

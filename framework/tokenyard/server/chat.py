@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter, Request, Response
 
 from tokenyard.server import generation
+from tokenyard.server.body import JsonRoute
 from tokenyard.server.chat_answer import AnswerOptions, chat_completion, system_fingerprint
 from tokenyard.server.chat_prompt import answer_role, echoed_text, tokenize_chat
 from tokenyard.server.chat_stream import ChatStream
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from tokenyard.server.generation import Call
     from tokenyard.server.service import Service
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 _ANSWERS: dict[int | str, dict[str, object]] = {
     200: {"description": "The answer", "content": {"application/json": {}, "text/event-stream": {}}}

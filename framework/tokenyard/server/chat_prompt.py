@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tokenyard.errors import UnsupportedError, ValidationError
 from tokenyard.front_end import ChatOptions
 from tokenyard.model.chat_messages import normalise_messages
+from tokenyard.server.prompts import prompt_from
 
 if TYPE_CHECKING:
     from tokenyard.engine.input_processor import TokenizedPrompt
@@ -30,7 +31,8 @@ def tokenize_chat(service: Service, body: ChatRequest) -> TokenizedPrompt:
     )
     if body.reasoning_effort is not None:
         options = _with_effort(options, body.reasoning_effort, front)
-    prompt = front.tokenize_chat(body.messages, options)
+    with prompt_from("messages"):
+        prompt = front.tokenize_chat(body.messages, options)
     return replace(prompt, text=_rendered(front, body.messages, options)) if body.return_prompt_text else prompt
 
 

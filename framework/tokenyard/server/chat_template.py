@@ -13,7 +13,7 @@ from tokenyard.sampling_checks import short
 
 if TYPE_CHECKING:
     from tokenyard.config import ServerConfig
-    from tokenyard.front_end import FrontEnd
+    from tokenyard.model.tokenizer import Tokenizer
 
 
 def server_template(config: ServerConfig) -> str | None:
@@ -36,15 +36,15 @@ def server_template(config: ServerConfig) -> str | None:
     return given
 
 
-def check_chat_settings(config: ServerConfig, template: str | None, front: FrontEnd) -> None:
-    """Check the settings against the loaded model, so that no request fails for them. Blocks if there are any.
+def check_chat_settings(config: ServerConfig, template: str | None, tokenizer: Tokenizer) -> None:
+    """Check the settings against the model, so that no request fails for them. Blocks if there are any.
 
     `template` is what `server_template` returned. Raises ConfigError.
     """
     if template is None and not config.default_chat_template_kwargs:
         return  # what there is to check takes a process
     try:
-        names = front.tokenizer.chat_variables(template)
+        names = tokenizer.chat_variables(template)
         check_template_kwargs(config.default_chat_template_kwargs, names)
     except ValidationError as error:
         name = "chat_template" if error.parameter == "messages" else "default_chat_template_kwargs"

@@ -15,11 +15,12 @@ from fastapi import APIRouter, Request, Response
 
 from tokenyard.errors import ValidationError
 from tokenyard.server import generation
+from tokenyard.server.body import JsonRoute
 from tokenyard.server.chunks import ChunkFrame, encode
 from tokenyard.server.completion_choices import ChoiceOptions, CompletionChoice, PromptWriter, choice_options
 from tokenyard.server.completion_stream import CompletionStream
 from tokenyard.server.models import check_model
-from tokenyard.server.prompts import GivenPrompt, Prompts, check_num_completions, read_prompts
+from tokenyard.server.prompts import GivenPrompt, Prompts, check_num_completions, prompt_from, read_prompts
 from tokenyard.server.protocol.completions import DEFAULT_MAX_TOKENS, UNSUPPORTED, CompletionRequest
 from tokenyard.server.protocol.sampling import check_num_choices, refuse_unsupported, sampling_params
 from tokenyard.server.scheduling import terms_of
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 OBJECT = "text_completion"
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,9 +165,10 @@ def _check(service: Service, body: CompletionRequest) -> _Checked:
 def _tokenize(front: FrontEnd, asked: _Checked) -> list[TokenizedPrompt]:
     options = {"add_special_tokens": asked.adds_special_tokens}
     prompts = asked.prompts.given
-    if len(prompts) == 1:
-        return [front.tokenize(prompts[0], options)]
-    return [_tokenize_one(front, number, prompt, options) for number, prompt in enumerate(prompts)]
+    with prompt_from("prompt"):
+        if len(prompts) == 1:
+            return [front.tokenize(prompts[0], options)]
+        return [_tokenize_one(front, number, prompt, options) for number, prompt in enumerate(prompts)]
 
 
 def _tokenize_one(front: FrontEnd, number: int, prompt: GivenPrompt, options: Mapping[str, object]) -> TokenizedPrompt:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 
+from tokenyard.server.json_answer import json_answer
 from tokenyard.server.service import service_of
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class SummariesBody(msgspec.Struct, frozen=True, kw_only=True):
 async def recent_requests(http: Request, limit: Annotated[int, Query(ge=1, le=10_000)] = 100) -> Response:
     """Ids to ask the other route for."""
     found = service_of(http).observation.monitor.timelines(limit=limit)
-    return _json(
+    return json_answer(
         SummariesBody(
             requests=[
                 SummaryBody(
@@ -105,7 +106,7 @@ async def request_timeline(http: Request, request_id: str) -> Response:
         raise HTTPException(
             404, "no request of this id is known; server.timeline_size says how many of the last ones are"
         )
-    return _json(TimelinesBody(id=request_id, requests=[_body(one) for one in found]))
+    return json_answer(TimelinesBody(id=request_id, requests=[_body(one) for one in found]))
 
 
 def _body(timeline: Timeline) -> TimelineBody:
@@ -145,7 +146,3 @@ def _state(timeline: Timeline) -> str:
     if timeline.is_ended:
         return "ended"
     return "running" if any(event.event == "scheduled" for event in timeline.events) else "waiting"
-
-
-def _json(body: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -39,18 +39,31 @@ class Drain:
         """Returns when it was requested, and no request is left whose client still takes its answer."""
         await self._is_wanted.wait()
         timeout = self._service.config.server.shutdown_timeout
-        logger.info("shutting down: %d requests are open, and have %g s", self._service.num_open, timeout)
-        await self._wait_until_idle(timeout, self._is_urgent)
-        if self._service.llm is not None and self._service.num_open:
-            logger.info("aborting %d open requests", self._service.num_open)
-            self._service.llm.abort_all()
-        await self._wait_until_idle(_DELIVERY, None)
+        if self._service.num_open:
+            logger.info("shutting down: %s, for at most %g s", _open_requests(self._service.num_open), timeout)
+        else:
+            logger.info("shutting down")
+        await self._until_idle(timeout, self._is_urgent.is_set)
+        if self._service.num_open:
+            logger.info("aborting: %s", _open_requests(self._service.num_open))
+            await self._until_idle(_DELIVERY, self._abort_all)
 
-    async def _wait_until_idle(self, timeout: float, hurry: asyncio.Event | None) -> None:
+    def _abort_all(self) -> bool:
+        """Again and again: one that was let in before the signal may come to the engine only now."""
+        if self._service.llm is not None:
+            self._service.llm.abort_all()
+        return False
+
+    async def _until_idle(self, timeout: float, is_over: Callable[[], bool]) -> None:
+        """Until no request is open, or the time is up; `is_over` is asked all the time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                while self._service.num_open and not (hurry is not None and hurry.is_set()):
+                while self._service.num_open and not is_over():
                     await asyncio.sleep(_POLL)
+
+
+def _open_requests(count: int) -> str:
+    return "1 request is open" if count == 1 else f"{count} requests are open"
 
 
 @contextlib.contextmanager

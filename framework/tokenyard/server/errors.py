@@ -21,6 +21,8 @@ from tokenyard.errors import (
     UserError,
     ValidationError,
 )
+from tokenyard.sampling_checks import short
+from tokenyard.server.missing_endpoints import feature_of
 from tokenyard.server.service import request_id_of
 
 if TYPE_CHECKING:
@@ -48,6 +50,35 @@ TYPES = {
 RETRY_AFTER = 1  # seconds, where nobody knows better
 _MAX_MESSAGE = 2000  # characters
 _MAX_PROBLEMS = 5  # that one message lists
+
+
+_NEEDED = {
+    "messages": "a list of messages, each with a role and a content",
+    "prompt": "text, a list of texts, or token ids",
+    "tokens": "a list of token ids",
+    "the body": "a JSON object",
+}
+_ALLOWED = {
+    "model_attributes_type": "a JSON object",
+    "model_type": "a JSON object",
+    "dict_type": "a JSON object",
+    "list_type": "a list",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "int_type": "an integer",
+    "int_parsing": "an integer",
+    "int_parsing_size": "an integer of fewer digits",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "greater_than": "above {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "below {lt}",
+    "less_than_equal": "at most {le}",
+    "string_too_short": "text of at least {min_length} characters",
+    "string_too_long": "text of at most {max_length} characters",
+    "literal_error": "one of {expected}",
+}
+"""By pydantic's kinds of errors, of which these can come; and what fields are that requests cannot do without."""
 
 
 class ErrorObject(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,7 +136,7 @@ def describe_error(error: BaseException, request_id: str) -> ErrorReply:
         case EngineOverloadedError():
             return ErrorReply(status=503, message=str(error), headers=_retry_after(error.retry_after))
         case EngineDeadError():
-            logger.warning("request %s: %s", request_id, error)
+            logger.debug("request %s: %s", request_id, error)  # the server has told it once for all
             return ErrorReply(
                 status=503, message="the engine is not running; try again later", headers=_retry_after(RETRY_AFTER)
             )
@@ -117,10 +148,17 @@ def add_error_handlers(app: FastAPI) -> None:
     """Every error that a route raises becomes an ErrorBody."""
 
     async def handle(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException) and error.status_code == 404:
+            error = _of_path(request.scope["path"], error)
         return describe_error(error, request_id_of(request)).response()
 
     for kind in (HTTPException, RequestValidationError, TokenyardError):
         app.add_exception_handler(kind, handle)
+
+
+def _of_path(path: str, error: HTTPException) -> HTTPException:
+    feature = feature_of(path)
+    return error if feature is None else HTTPException(404, f"{feature} not available in this version")
 
 
 def _retry_after(seconds: float) -> dict[str, str]:
@@ -145,16 +183,15 @@ def _of_body(error: RequestValidationError) -> ErrorReply:
 
 
 def _problem(problem: Mapping[str, object]) -> str:
-    path = _path(problem)
-    text = str(problem.get("msg", "not valid")).removeprefix("Value error, ")
-    if problem.get("type") == "json_invalid":
-        return f"the body is not valid JSON: {_json_reason(problem)}"
-    return f"{path}: {text}" if path else f"the body: {text}"
-
-
-def _json_reason(problem: Mapping[str, object]) -> str:
+    path = _path(problem) or "the body"
+    kind = str(problem.get("type"))
+    if kind == "missing":
+        what = _NEEDED.get(path)
+        return f"{path} is missing" + (f"; give {what}" if what else "; it has to be given")
     context = problem.get("ctx")
-    return str(context.get("error", "")) if isinstance(context, dict) else ""
+    limits = context if isinstance(context, dict) else {}
+    allowed = _ALLOWED[kind].format(**limits) if kind in _ALLOWED else "of the kind that /openapi.json says"
+    return f"{path}={short(problem.get('input'))} is not valid: it must be {allowed}"
 
 
 def _path(problem: Mapping[str, object]) -> str | None:
@@ -163,8 +200,6 @@ def _path(problem: Mapping[str, object]) -> str | None:
     parts = list(location) if isinstance(location, tuple | list) else []
     if parts[:1] in (["body"], ["query"], ["path"], ["header"]):
         parts = parts[1:]
-    if problem.get("type") == "json_invalid":
-        return None
     return ".".join(str(part) for part in parts)[:200] or None
 
 

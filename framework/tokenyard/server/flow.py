@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +27,10 @@ _SAMPLE_EVERY = 0.5  # seconds
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """The room that one HTTP request holds for what it has not handed to the engine yet. In one event loop."""
+    """The room that one HTTP request holds for what it has not handed to the engine yet.
+
+    In one event loop; but one that is forgotten gives its room back in whatever thread collects it.
+    """
 
     flow: FlowControl
     num_requests: int
@@ -35,13 +39,12 @@ class Ticket:
     def set_tokens(self, num_tokens: int) -> None:
         """How many prompt tokens there are, now that they are counted; EngineOverloadedError if that is too many."""
         self.flow.check(0, num_tokens - self.num_tokens)
-        self.flow.reserved_tokens += num_tokens - self.num_tokens
+        self.flow.reserve(0, num_tokens - self.num_tokens)
         self.num_tokens = num_tokens
 
     def release(self) -> None:
         """Give it back: the engine counts the requests now, or they will never be; a second call does nothing."""
-        self.flow.reserved_requests -= self.num_requests
-        self.flow.reserved_tokens -= self.num_tokens
+        self.flow.reserve(-self.num_requests, -self.num_tokens)
         self.num_requests = self.num_tokens = 0
 
     def __enter__(self) -> Ticket:
@@ -74,6 +77,8 @@ class FlowControl:
         self._service = service
         self._now = now
         self._samples: collections.deque[tuple[float, Load]] = collections.deque()
+        # Around the two numbers; reentrant, since this thread may collect a ticket while it holds it.
+        self._lock = threading.RLock()
         self.reserved_requests = 0
         self.reserved_tokens = 0
 
@@ -83,9 +88,14 @@ class FlowControl:
         ValidationError for so many requests that there will never be room.
         """
         self.check(num_requests, num_tokens)
-        self.reserved_requests += num_requests
-        self.reserved_tokens += num_tokens
+        self.reserve(num_requests, num_tokens)
         return Ticket(self, num_requests, num_tokens)
+
+    def reserve(self, num_requests: int, num_tokens: int) -> None:
+        """Hold so much more, or less, for requests on their way; in any thread."""
+        with self._lock:
+            self.reserved_requests += num_requests
+            self.reserved_tokens += num_tokens
 
     async def prepare(
         self,

@@ -9,8 +9,9 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tokenyard.errors import DeadlineError, RequestFailedError
+from tokenyard.errors import DeadlineError, RequestFailedError, UserError
 from tokenyard.request import FinishReason
+from tokenyard.runner_output import NO_TOKEN_LEFT
 from tokenyard.server.disconnect import ClientDisconnectedError, departure, run_until
 
 if TYPE_CHECKING:
@@ -122,6 +123,8 @@ def _error_of(output: RequestOutput) -> Exception | None:
         if one.finish_reason is None:
             continue
         if one.finish_reason == FinishReason.ERROR:
+            if output.error is not None and output.error.startswith(NO_TOKEN_LEFT):
+                return UserError(output.error)
             return RequestFailedError(output.error or "the engine could not go on with this request")
         if one.finish_reason == FinishReason.ABORT and one.stop_reason == "deadline":
             return _too_late()

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import ssl
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Literal
 
 import uvicorn
 
-from tokenyard.server.app import create_app
 from tokenyard.server.head_limits import MAX_HEAD_BYTES, with_head_limits
 from tokenyard.server.transport import http_protocol
 
 if TYPE_CHECKING:
+    import socket
+
+    from starlette.types import ASGIApp
+
+    from tokenyard.config import ServerConfig
     from tokenyard.server.service import Service
 
 _CLOSING = 1  # seconds for connections that are still open at the end
@@ -22,21 +26,41 @@ _CLOSING = 1  # seconds for connections that are still open at the end
 class HttpServer(uvicorn.Server):
     """Leaves signals alone: whoever runs it decides what they mean."""
 
+    on_listening: Callable[[], None] | None = None  # called once it answers
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """None."""
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's own."""
+        await super().startup(sockets)
+        if self.started and self.on_listening is not None:
+            self.on_listening()
+
 
 def make_http_server(service: Service, api_keys: Sequence[str] = ()) -> HttpServer:
     """A server of this service, to be given its listening socket; it ends once `should_exit` is true."""
-    config = service.config.server
-    settings = uvicorn.Config(
-        create_app(service, api_keys),
+    from tokenyard.server.app import create_app
+
+    return HttpServer(_settings(service.config.server, create_app(service, api_keys), "on"))
+
+
+def make_early_server(config: ServerConfig, app: ASGIApp, on_listening: Callable[[], None]) -> HttpServer:
+    """The same for an application whose lifespan is somebody else's."""
+    server = HttpServer(_settings(config, app, "off"))
+    server.on_listening = on_listening
+    return server
+
+
+def _settings(config: ServerConfig, app: ASGIApp, lifespan: Literal["on", "off"]) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
         http=with_head_limits(http_protocol()),
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         ws="none",
-        lifespan="on",
+        lifespan=lifespan,
         log_config=None,
         log_level="warning",
         access_log=False,
@@ -48,4 +72,3 @@ def make_http_server(service: Service, api_keys: Sequence[str] = ()) -> HttpServ
         ssl_ca_certs=config.ssl_ca_certs,
         ssl_cert_reqs=ssl.CERT_NONE if config.ssl_ca_certs is None else ssl.CERT_REQUIRED,
     )
-    return HttpServer(settings)

@@ -9,6 +9,7 @@ from tokenyard.server.histogram import HTTP_BOUNDS, Histogram
 
 _METHODS = frozenset({"GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH"})
 _NO_ROUTE = "none"
+_CLIENT_LEFT = 499  # what is answered then, to nobody
 
 
 class HttpKey(NamedTuple):
@@ -27,11 +28,11 @@ class HttpCounts:
         self._seconds: dict[tuple[str, str], Histogram] = {}  # by handler and method
 
     def count(self, scope: Mapping[str, object], status: int | None, seconds: float) -> None:
-        """An answer has ended, or its client left before it began (`status` None)."""
+        """An answer has ended, or its client left before it began (`status` None or 499)."""
         handler = _handler(scope)
         method = str(scope.get("method"))
         method = method if method in _METHODS else "other"
-        key = HttpKey(handler, method, "499" if status is None else f"{status // 100}xx")
+        key = HttpKey(handler, method, "499" if status in (None, _CLIENT_LEFT) else f"{status // 100}xx")
         self._answers[key] = self._answers.get(key, 0) + 1
         if (histogram := self._seconds.get((handler, method))) is None:
             histogram = self._seconds[handler, method] = Histogram(HTTP_BOUNDS)

@@ -82,7 +82,7 @@ def _tcp(host: str, port: int) -> Iterator[socket.socket]:
         except OSError as error:
             raise ConfigError(
                 f"cannot listen on {host} port {port}: {_reason(error)}; is another server running? choose another "
-                "--port, 0 for one that is free"
+                "port (server.port, --port), 0 for one that is free"
             ) from error
         yield bound
 

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Path, Request, Response
 
 from tokenyard.errors import UnknownModelError, did_you_mean
 from tokenyard.sampling_checks import short
+from tokenyard.server.json_answer import json_answer
 from tokenyard.server.service import service_of
 
 if TYPE_CHECKING:
@@ -60,20 +61,16 @@ def check_model(service: Service, name: str | None) -> str:
 async def list_models(http: Request) -> Response:
     """All names that a request may use, the first one first."""
     service = service_of(http)
-    return _json(ModelList(data=[_card(service, name) for name in service.model_names]))
+    return json_answer(ModelList(data=[_card(service, name) for name in service.model_names]))
 
 
 @router.get("/v1/models/{name:path}", summary="One name of the served model")
 async def retrieve_model(http: Request, name: Annotated[str, Path(description="As /v1/models lists it.")]) -> Response:
     """404 for a name that /v1/models does not list."""
     service = service_of(http)
-    return _json(_card(service, check_model(service, name)))
+    return json_answer(_card(service, check_model(service, name)))
 
 
 def _card(service: Service, name: str) -> ModelCard:
     model = service.engine.front.model_config
     return ModelCard(id=name, created=service.started_at, root=model.model, max_model_len=model.max_model_len)
-
-
-def _json(body: ModelCard | ModelList) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")

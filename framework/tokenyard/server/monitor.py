@@ -64,8 +64,6 @@ class Monitor:
         self._lock = threading.Lock()
         self._requests: dict[str, WatchedRequest] = {}  # by request id
         self._choices: dict[str, WatchedChoice] = {}  # those that have not ended, by engine id
-        self._num_running = 0
-        self._num_deferred = 0
         self._waits = WaitClock()
         self._timelines = Timelines(timeline_size)
         self._totals = Totals(token_count_bounds(_DEFAULT_MAX_MODEL_LEN))
@@ -84,6 +82,8 @@ class Monitor:
         with self._lock:
             self._counters.restart()
             self._stats = None
+            self._requests.clear()  # what is left there nobody will end, and its ids come again
+            self._choices.clear()
             if not self._has_begun:
                 self._has_begun = True
                 self._totals = Totals(token_count_bounds(max_model_len))
@@ -104,12 +104,6 @@ class Monitor:
                 for one in found
             ]
 
-    @property
-    def is_held_back(self) -> bool:
-        """Whether the policy holds all requests back that there are."""
-        with self._lock:
-            return 0 < self._num_deferred == len(self._choices)
-
     def reject(self, reason: str) -> None:
         """A request was refused before it reached the engine."""
         with self._lock:
@@ -122,11 +116,11 @@ class Monitor:
         arrived_at = request.arrival_time if context is None else min(context.arrived_at, request.arrival_time)
         label = None if context is None else context.client_label
         with self._lock:
-            earlier = self._timelines.find(request.label)
+            earlier = self._timelines.newest(request.label)
             timeline = Timeline.of(
                 request,
                 client_label=label,
-                number=earlier[-1].number + 1 if earlier else 0,
+                number=0 if earlier is None else earlier.number + 1,
                 arrived_at=arrived_at,
             )
             watched = WatchedRequest(request=request, context=context, timeline=timeline, arrived_at=arrived_at)
@@ -189,8 +183,7 @@ class Monitor:
             totals.prompt_tokens += len(request.prompt.token_ids)
             totals.cached_prompt_tokens += admitted.num_cached_tokens
         timeline.add(admitted.scheduled_at, "scheduled", choice.choice.index, admitted.num_cached_tokens)
-        if admitted.scheduled_at >= choice.queued_at:  # or it was preempted before that step came back
-            self._enter(choice, admitted.scheduled_at)
+        self._enter(choice, admitted.scheduled_at)
 
     def _take_event(self, event: RequestEvent) -> None:
         if event.kind is RequestEventKind.CHUNK:
@@ -204,13 +197,11 @@ class Monitor:
                 self._enter(choice, event.at)
             case RequestEventKind.PREEMPTED:
                 choice.owner.timeline.num_preemptions += 1
-                self._num_running -= choice.is_running
-                choice.is_running = False
+                choice.num_places -= 1
                 choice.queued_at, choice.began_to_wait = event.at, self._waits.begin(event.at)
             case RequestEventKind.DEFERRED if choice.deferred_at is None:
                 self._stop_waiting(choice, event.at)
                 choice.deferred_at = event.at
-                self._num_deferred += 1
             case RequestEventKind.RELEASED:
                 self._stop_waiting(choice, event.at)
                 choice.queued_at, choice.began_to_wait = event.at, self._waits.begin(event.at)
@@ -251,12 +242,11 @@ class Monitor:
         watched.timeline.add(at, "queued", choice.index)
 
     def _enter(self, choice: WatchedChoice, at: float) -> None:
-        """It has its place in the batch."""
-        if choice.is_running:
+        """It has its place in the batch, unless it was told already that it has lost that."""
+        choice.num_places += 1
+        if not choice.is_running:
             return
         self._stop_waiting(choice, at)
-        choice.is_running = True
-        self._num_running += 1
         if choice.first_token_at is None:
             choice.scheduled_at = at
 
@@ -265,7 +255,6 @@ class Monitor:
         if choice.deferred_at is not None:
             choice.owner.timeline.wait({DEFERRED: max(0.0, at - choice.deferred_at)})
             choice.deferred_at = None
-            self._num_deferred -= 1
         else:
             length = max(0.0, at - choice.queued_at)
             choice.owner.timeline.wait(self._waits.seconds(choice.began_to_wait, length, at))
@@ -274,9 +263,7 @@ class Monitor:
         """It gets no more tokens."""
         if self._choices.pop(choice.choice.engine_id, None) is None:
             return
-        if choice.is_running:
-            self._num_running -= 1
-        else:
+        if not choice.is_running:
             self._stop_waiting(choice, now)
         if end is not None and end.error is not None:
             choice.owner.timeline.error = choice.owner.timeline.error or end.error
@@ -302,11 +289,13 @@ class Monitor:
             listener.ended(ended)
 
     def _gauges(self) -> Gauges:
-        stats = self._stats if self._choices else None  # what an engine without requests said last is over
+        choices = self._choices.values()
+        stats = self._stats if choices else None  # what an engine without requests said last is over
+        num_running = sum(choice.is_running for choice in choices)
         return gauges(
-            num_running=self._num_running,
-            num_waiting=len(self._choices) - self._num_running,
-            num_deferred=self._num_deferred,
+            num_running=num_running,
+            num_waiting=len(choices) - num_running,
+            num_deferred=sum(choice.is_deferred for choice in choices),
             stats=stats,
         )
 

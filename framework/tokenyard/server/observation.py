@@ -41,7 +41,7 @@ class Observation:
         self._cache_config: Mapping[str, str] = {}
         self._frames_dropped_before = 0  # by engines that are gone
         self._num_dropped_frames: Callable[[], int] = lambda: 0
-        if server.log_requests:
+        if server.log_requests or logger.isEnabledFor(logging.DEBUG):
             self.monitor.listen(RequestLog(self._log.offer))
         if server.otlp_traces_endpoint is not None:
             check_tracing(server.otlp_traces_endpoint)
@@ -126,8 +126,8 @@ class Observation:
         while True:
             await asyncio.sleep(watchdog.poll_seconds)
             try:
-                service.is_stalled = service.llm is not None and await watchdog.look(
-                    service.llm, is_held_back=self.monitor.is_held_back
+                service.is_stalled = service.llm is not None and watchdog.look(
+                    service.llm, may_compile=service.llm.front.engine.report.device != "cpu"
                 )
             except Exception:
                 logger.exception("the watchdog failed, and goes on")

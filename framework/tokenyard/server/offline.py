@@ -30,7 +30,7 @@ class OfflineServer:
         self._llm = AsyncLLM.from_parts(config, catalogue)
         try:
             self._service = Service(config=config, llm=self._llm)
-            check_chat_settings(config.server, self._service.chat_template, self._llm.front)
+            check_chat_settings(config.server, self._service.chat_template, self._llm.front.tokenizer)
             self._app = create_app(self._service)
         except BaseException:
             self._llm.shutdown()

@@ -42,7 +42,7 @@ _DESCRIPTIONS = {
     503: "There is no engine yet, or any more, or it has too much to do: see Retry-After.",
     504: "The request's time was up.",
 }
-_OF_ALL, _OF_BODIES = (400, 500), (404, 408, 413, 415, 503, 504)
+_OF_ALL, _OF_BODIES, _OF_MODELS = (400, 500), (404, 408, 413, 415, 503, 504), (404, 503)
 _FASTAPIS_OWN = ("HTTPValidationError", "ValidationError")
 
 
@@ -70,8 +70,8 @@ def _describe(api: Node, *, needs_key: bool, checks_hosts: bool) -> None:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     for path, operation in _operations(api):
         statuses = [*_OF_ALL, *(_OF_BODIES if "requestBody" in operation else ())]
-        if "{" in path or path.startswith("/v1/"):
-            statuses += [404, 503]
+        if path.startswith("/v1/"):
+            statuses += _OF_MODELS
         if path not in PUBLIC_PATHS:
             statuses += [401] * needs_key + [403] * checks_hosts
             if needs_key:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias, cast
 
 from tokenyard.errors import ValidationError
@@ -50,6 +51,17 @@ def check_num_completions(num_prompts: int, num_choices: int, most: int) -> None
             parameter="n",
             value=num_choices,
         )
+
+
+@contextlib.contextmanager
+def prompt_from(field: str) -> Iterator[None]:
+    """What does not hold of a prompt is told of the field that it was made from."""
+    try:
+        yield
+    except ValidationError as error:
+        if error.parameter in ("prompt", "prompt_token_ids"):
+            error.parameter = field
+        raise
 
 
 def _invalid(what: str) -> ValidationError:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, kw_only=True)
 class RequestContext:
-    """One HTTP request. Set by the middleware CountedRequests, read where its requests go to the engine."""
+    """One HTTP request. Set by the middleware RequestIds, read where its requests go to the engine."""
 
     path: str = ""
     client_label: str | None = None  # the client's own X-Request-Id

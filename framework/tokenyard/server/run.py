@@ -1,33 +1,39 @@
 """serve: one server, from its config to its end.
 
-The port is bound first and the engine is begun second: its own process loads the model while this one imports what it
-serves with. So nothing heavy is imported at the top of this module.
+Signals are taken first, then the port is bound, and the engine is begun: its own process loads the model while this one
+answers probes and imports what it serves with. So nothing heavy is imported at the top of this module.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, cast
 
 from tokenyard.call_arguments import as_overrides
-from tokenyard.errors import UserError
+from tokenyard.errors import EngineDeadError, UserError
 from tokenyard.launch.compose import load_engine_config, load_engine_config_from
+from tokenyard.server.chat_template import check_chat_settings
+from tokenyard.server.drain import Drain, signals_to
 from tokenyard.server.listen import check_certificates, open_listener
+from tokenyard.server.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+    from starlette.types import ASGIApp
 
     from tokenyard.async_llm import AsyncLLM
     from tokenyard.catalogue import Catalogue
     from tokenyard.config import EngineConfig, ServerConfig
-    from tokenyard.server.http import HttpServer
+    from tokenyard.engine.process import EngineProcess
+    from tokenyard.model.tokenizer import Tokenizer
     from tokenyard.server.listen import Listener
     from tokenyard.server.service import Service
-    from tokenyard.server.supervisor import Progress, Supervisor
+    from tokenyard.server.supervisor import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -64,20 +70,15 @@ def serve(config: EngineConfig, catalogue: Catalogue, *, api_keys: Sequence[str]
     check_certificates(config.server)
     if config.engine.process == "auto":
         config = replace(config, engine=replace(config.engine, process="own"))
-    with open_listener(config.server) as listener:
-        logger.info("listening on %s", listener.address)
-        _warn_open(config.server, api_keys)
-        # First what the engine's process is begun with, then the rest: two interpreters then import at the same time.
-        from tokenyard.async_llm import AsyncLLM  # noqa: F401
-        from tokenyard.server.service import Service
-        from tokenyard.server.supervisor import Supervisor
+    from tokenyard.server.service import Service
 
-        service = Service(config=config)
-        supervisor = Supervisor(service, _starter(service, catalogue), START_THREAD)
-        supervisor.begin()
-        from tokenyard.server.http import make_http_server
-
-        _run(_Running(service, supervisor, make_http_server(service, api_keys), listener))
+    service = Service(config=config)
+    try:
+        _run(_Running(service, _Starter(service, catalogue), api_keys))
+    except EngineDeadError as error:
+        raise EngineDeadError(error.cause) from error
+    finally:
+        logger.info("stopped")
 
 
 def check_packages() -> None:
@@ -92,49 +93,124 @@ def _warn_open(config: ServerConfig, api_keys: Sequence[str]) -> None:
         logger.warning(_WARNING.format(host=config.host))
 
 
-def _starter(service: Service, catalogue: Catalogue) -> Callable[[Progress], AsyncLLM]:
-    def start(on_progress: Progress) -> AsyncLLM:
-        from tokenyard.async_llm import AsyncLLM
-        from tokenyard.server.chat_template import check_chat_settings
+class _Starter:
+    """Starts a service's engine, in a thread, which `cancel` ends from another one; nothing is left of it then."""
 
-        llm = AsyncLLM.from_parts(service.config, catalogue, on_progress)
+    def __init__(self, service: Service, catalogue: Catalogue) -> None:
+        self._service = service
+        self._catalogue = catalogue
+        self._lock = threading.Lock()
+        self._is_cancelled = False
+        self._process: EngineProcess | None = None
+
+    def __call__(self, on_progress: Progress) -> AsyncLLM:
+        config = self._service.config
+        if config.engine.process == "own":
+            process = self._begin_process()  # first: while this one imports what it needs, the other one does so too
+            from tokenyard.front_end import start_own_process
+
+            link, front = start_own_process(
+                config, self._catalogue, on_progress=on_progress, process=process, check=self._check
+            )
+        from tokenyard.async_llm import AsyncLLM
+
+        if config.engine.process == "own":
+            return AsyncLLM.from_link(link, front)
+        llm = AsyncLLM.from_parts(config, self._catalogue, on_progress)
         try:
-            check_chat_settings(service.config.server, service.chat_template, llm.front)
+            self._check(llm.front.tokenizer)
         except BaseException:
             llm.shutdown()
             raise
         return llm
 
-    return start
+    def cancel(self) -> None:
+        """End the start that runs, and let no other one begin."""
+        with self._lock:
+            self._is_cancelled = True
+            if self._process is not None:
+                self._process.abandon()
+
+    def _begin_process(self) -> EngineProcess:
+        from tokenyard.engine.process import EngineProcess
+        from tokenyard.launch.engine_process import MODULE
+
+        with self._lock:
+            if self._is_cancelled:
+                raise EngineDeadError("the server ends")
+            self._process = EngineProcess(MODULE)
+            return self._process
+
+    def _check(self, tokenizer: Tokenizer) -> None:
+        check_chat_settings(self._service.config.server, self._service.chat_template, tokenizer)
 
 
 class _Running:
     """One server while it runs."""
 
-    def __init__(self, service: Service, supervisor: Supervisor, http: HttpServer, listener: Listener) -> None:
+    def __init__(self, service: Service, starter: _Starter, api_keys: Sequence[str]) -> None:
         self._service = service
-        self._supervisor = supervisor
-        self._http = http
-        self._listener = listener
+        self._api_keys = api_keys
+        self._address = ""
+        self._supervisor = Supervisor(service, starter, START_THREAD, cancel=starter.cancel, on_ready=self._tell_ready)
 
     async def run(self) -> None:
         """Until a drain has ended, or the engine, whose error is raised."""
-        from tokenyard.server.drain import Drain, signals_to
-
         drain = Drain(self._service)
-        with signals_to(drain):
-            http = asyncio.create_task(self._http.serve([self._listener.socket]))
-            ends = [asyncio.create_task(drain.run()), asyncio.create_task(self._supervisor.run())]
-            try:
+        with signals_to(drain), open_listener(self._service.config.server) as listener:
+            self._address = listener.address
+            self._supervisor.begin()
+            async with self._service.observation.running(self._service):
+                await self._serve(listener, drain)
+
+    async def _serve(self, listener: Listener, drain: Drain) -> None:
+        from tokenyard.server.early import EarlyApp
+        from tokenyard.server.http import make_early_server
+
+        app = EarlyApp(self._service, self._make_app)
+        server = make_early_server(self._service.config.server, app, self._tell_listening)
+        http = asyncio.create_task(server.serve([listener.socket]))
+        making = asyncio.create_task(app.make())
+        ends = [asyncio.create_task(drain.run()), asyncio.create_task(self._supervisor.run())]
+        try:
+            await asyncio.wait((making, http, *ends), return_when=asyncio.FIRST_COMPLETED)
+            if making.done() and making.exception() is None:
                 await asyncio.wait((http, *ends), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for end in ends:
-                    end.cancel()
-                self._http.should_exit = True
-                await asyncio.wait((http, *ends, asyncio.create_task(self._supervisor.close())))
-        for task in (*ends, http):
-            if not task.cancelled():
-                task.result()
+        finally:
+            for end in ends:
+                end.cancel()
+            server.should_exit = True
+            results = await asyncio.gather(*ends, making, http, self._supervisor.close(), return_exceptions=True)
+        for error in results:
+            if isinstance(error, BaseException) and not isinstance(error, asyncio.CancelledError):
+                raise error
+
+    def _make_app(self) -> ASGIApp:
+        from tokenyard.server.app import create_app
+
+        return create_app(self._service, self._api_keys)
+
+    def _tell_listening(self) -> None:
+        logger.info("listening on %s", self._address)
+        _warn_open(self._service.config.server, self._api_keys)
+
+    def _tell_ready(self, llm: AsyncLLM, seconds: float) -> None:
+        facts, cache = llm.front.engine, self._service.config.kv_cache
+        per_request = -(-facts.max_model_len // cache.block_size) * len(facts.report.kv_cache_groups)
+        logger.info(
+            "ready at %s after %.1f s: %s, max_model_len %d, K/V cache of %d tokens (%.1f requests of that length), %s",
+            self._address,
+            seconds,
+            ", ".join(self._service.model_names),
+            facts.max_model_len,
+            facts.num_blocks // len(facts.report.kv_cache_groups) * cache.block_size,
+            facts.num_blocks / per_request,
+            f"{len(self._api_keys)} API keys"
+            if len(self._api_keys) > 1
+            else "an API key"
+            if self._api_keys
+            else "no API key",
+        )
 
 
 def _run(running: _Running) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from tokenyard.errors import ConfigError, ValidationError, did_you_mean
+from tokenyard.errors import ConfigError, ValidationError, nearest
 from tokenyard.launch.convert import convert, type_hints
 from tokenyard.request import HINT_KEYS, SchedulingHints, ServiceLevel
 from tokenyard.sampling_checks import short
@@ -86,9 +86,11 @@ def _from_headers(http: Request, metadata_type: type) -> dict[str, object]:
 
 
 def _unknown(header: str, types: Mapping[str, object]) -> ValidationError:
-    allowed = [_PREFIX + name.replace("_", "-") for name in types]
+    names = [name.replace("_", "-") for name in types]
+    match = nearest(header.removeprefix(_PREFIX), names)  # all begin alike, which makes them near to each other
+    hint = f"; did you mean '{_PREFIX}{match}'?" if match else ""
     return ValidationError(
-        f"unknown header {short(header)}{did_you_mean(header, allowed)}; allowed: {', '.join(allowed)}",
+        f"unknown header {short(header)}{hint}; allowed: {', '.join(_PREFIX + name for name in names)}",
         parameter=header,
         value=header,
     )

@@ -68,7 +68,7 @@ class Service:
     @property
     def model_names(self) -> tuple[str, ...]:
         """The names that requests may use; the first one stands in answers."""
-        return self.config.server.served_model_name or (self.config.model.name,)
+        return self.config.server.served_model_names or (self.config.model.name,)
 
     @property
     def engine(self) -> AsyncLLM:
@@ -86,11 +86,6 @@ def service_of(http: HTTPConnection) -> Service:
 def request_id_of(http: HTTPConnection) -> str:
     """This server's own id of an HTTP request: unique, 32 hexadecimal digits."""
     return cast("str", http.scope["state"]["request_id"])
-
-
-def client_label_of(http: HTTPConnection) -> str | None:
-    """What the client calls its request (`X-Request-Id`): text for logs, neither unique nor trusted."""
-    return cast("str | None", http.scope["state"]["client_label"])
 
 
 def api_key_id_of(http: HTTPConnection) -> str | None:

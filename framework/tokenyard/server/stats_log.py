@@ -35,7 +35,7 @@ class StatsLog:
 
     def __init__(self, now: float) -> None:
         self._past = _Past(now, 0, 0, 0, 0, 0)
-        self._was_idle = False
+        self._was_idle = True  # before the first request there is nothing to tell
         self._lookups: collections.deque[tuple[int, int]] = collections.deque(maxlen=_HIT_RATE_INTERVALS)
 
     def line(self, snapshot: Snapshot, now: float) -> LogLine | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -66,9 +67,19 @@ class Supervisor:
     """Keeps a service's `llm`, `state` and `phase` true. In one event loop."""
 
     def __init__(
-        self, service: Service, start: Start, thread_name: str, *, now: Callable[[], float] = time.monotonic
+        self,
+        service: Service,
+        start: Start,
+        thread_name: str,
+        *,
+        cancel: Callable[[], None] = lambda: None,
+        on_ready: Callable[[AsyncLLM, float], None] = lambda engine, seconds: None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`cancel` ends a call of `start` that runs. `on_ready` is told each engine and how long its start took."""
         self._service = service
+        self._cancel = cancel
+        self._on_ready = on_ready
         self._start = start
         self._thread_name = thread_name
         self._now = now
@@ -76,12 +87,15 @@ class Supervisor:
         self._current: EngineStart | None = None
 
     def begin(self) -> None:
-        """Start the engine at once, before the event loop."""
+        """Start the engine at once, before `run` has its turn."""
         self._service.state = EngineState.STARTING
         self._current = EngineStart(self._start, self._thread_name)
 
     async def run(self) -> None:
-        """Until the engine is gone for good: raises why. Cancelled, it leaves the engine to `close`."""
+        """Until the engine is gone for good: raises why, also when it is cancelled while it tells so.
+
+        Cancelled before, it leaves the engine to `close`.
+        """
         while True:
             engine = await self._started()
             self._current = None
@@ -89,14 +103,16 @@ class Supervisor:
             engine.on_death(_from_any_thread(died))
             self._service.set_engine(engine, EngineState.READY)
             error = await died
-            logger.error("%s", error)
             may_restart = self._may_restart()
+            logger.error("%s; %s", error.cause, "it is started again" if may_restart else "the server ends with code 3")
             self._service.set_engine(None, EngineState.STARTING if may_restart else EngineState.DEAD)
-            await asyncio.to_thread(engine.shutdown)
             if not may_restart:
-                await self._take_leave()
-                raise error
-            logger.warning("the engine is started again")
+                try:
+                    await asyncio.to_thread(engine.shutdown)
+                    await self._take_leave()
+                finally:  # also when a signal cuts that short
+                    raise error
+            await asyncio.to_thread(engine.shutdown)
 
     async def close(self) -> None:
         """Stop the engine, if there is one, also one that is still being started; that one is not waited for."""
@@ -104,6 +120,7 @@ class Supervisor:
         self._service.set_engine(None, EngineState.DEAD)
         if self._current is not None:
             self._current.abandon()
+            self._cancel()
         if engine is not None:
             await asyncio.to_thread(engine.shutdown)
 
@@ -122,12 +139,11 @@ class Supervisor:
                 await asyncio.sleep(_RESTART_PAUSE)
 
     async def _follow(self, start: EngineStart) -> AsyncLLM:
-        done = asyncio.wrap_future(start.engine)
-        while not done.done():
+        while not start.engine.done():
             self._service.phase, self._service.percent = start.phase, start.percent
-            await asyncio.wait((done,), timeout=0.02)
-        engine = done.result()
-        logger.info("ready after %.1f s", time.monotonic() - start.began)
+            await asyncio.sleep(0.02)
+        engine = start.engine.result()
+        self._on_ready(engine, time.monotonic() - start.began)
         return engine
 
     def _may_restart(self) -> bool:
@@ -156,7 +172,7 @@ def _from_any_thread(future: asyncio.Future[EngineDeadError]) -> Callable[[Engin
             future.set_result(error)
 
     def call(error: EngineDeadError) -> None:
-        if not loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # the loop is closed, or is being closed
             loop.call_soon_threadsafe(settle, error)
 
     return call

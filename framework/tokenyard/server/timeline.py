@@ -104,6 +104,11 @@ class Timelines:
         """Those of an HTTP request: by the id in its answer, by X-Request-Id as it was echoed or given."""
         return [self._kept[number] for number in self._by_id.get(request_id, ())]
 
+    def newest(self, request_id: str) -> Timeline | None:
+        """The last of those that `find` returns."""
+        numbers = self._by_id.get(request_id)
+        return self._kept[numbers[-1]] if numbers else None
+
     def add(self, timeline: Timeline) -> None:
         """A request has arrived; the oldest may go for it."""
         if self._size <= 0:

@@ -9,8 +9,11 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from tokenyard.sampling_checks import invalid, is_int
+from tokenyard.server.body import JsonRoute
 from tokenyard.server.chat_prompt import chat_options
+from tokenyard.server.json_answer import json_answer
 from tokenyard.server.models import check_model
+from tokenyard.server.prompts import prompt_from
 from tokenyard.server.protocol.sampling import refuse_unsupported
 from tokenyard.server.protocol.tokens import (  # FastAPI reads the annotations when it runs
     DetokenizeRequest,  # noqa: TC001
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from tokenyard.front_end import FrontEnd
     from tokenyard.server.service import Service
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +51,7 @@ async def tokenize(http: Request, body: TokenizeRequest) -> Response:
     check_model(service, body.model)
     service.unknown_fields.note(refuse_unsupported(body))
     body.check()
-    return _json(await asyncio.to_thread(_tokenized, service, body))
+    return json_answer(await asyncio.to_thread(_tokenized, service, body))
 
 
 @router.post("/detokenize", summary="The text of token ids")
@@ -57,12 +60,13 @@ async def detokenize(http: Request, body: DetokenizeRequest) -> Response:
     service = service_of(http)
     check_model(service, body.model)
     service.unknown_fields.note(refuse_unsupported(body))
-    return _json(await asyncio.to_thread(_detokenized, service.engine.front, body))
+    return json_answer(await asyncio.to_thread(_detokenized, service.engine.front, body))
 
 
 def _tokenized(service: Service, body: TokenizeRequest) -> Tokenized:
     front = service.engine.front
-    ids = _ids(service, body)
+    with prompt_from("messages" if body.prompt is None else "prompt"):
+        ids = _ids(service, body)
     return Tokenized(
         count=len(ids),
         max_model_len=front.model_config.max_model_len,
@@ -72,9 +76,10 @@ def _tokenized(service: Service, body: TokenizeRequest) -> Tokenized:
 
 
 def _ids(service: Service, body: TokenizeRequest) -> list[int]:
-    tokenizer = service.engine.front.tokenizer
+    tokenizer, max_tokens = service.engine.front.tokenizer, service.engine.front.inputs.max_prompt_tokens
     if body.prompt is not None:
-        return tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+        adds_special_tokens = body.add_special_tokens is not False
+        return tokenizer.encode(body.prompt, add_special_tokens=adds_special_tokens, max_tokens=max_tokens)
     continues = bool(body.continue_final_message)
     adds = body.add_generation_prompt if body.add_generation_prompt is not None else not continues
     options = chat_options(
@@ -92,6 +97,7 @@ def _ids(service: Service, body: TokenizeRequest) -> list[int]:
         chat_template=options.chat_template,
         tools=options.tools,
         chat_template_kwargs=options.chat_template_kwargs,
+        max_tokens=max_tokens,
     )
 
 
@@ -102,7 +108,3 @@ def _detokenized(front: FrontEnd, body: DetokenizeRequest) -> Detokenized:
     # A model may have embeddings beyond its tokenizer's, which have no text, or fewer.
     check_ids("tokens", "token id", ids, max(front.tokenizer.vocab_size, front.model_config.vocab_size))
     return Detokenized(prompt=front.tokenizer.decode(ids, skip_special_tokens=bool(body.skip_special_tokens)))
-
-
-def _json(answer: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(answer), media_type="application/json")

@@ -20,11 +20,21 @@ class WatchedChoice:
     choice: Choice
     queued_at: float  # it arrived, or was preempted last
     began_to_wait: Mapping[str, float]  # see WaitClock
-    is_running: bool = False  # in the batch
+    num_places: int = 0  # times that it got a place in the batch, less those that it lost one, in whatever order told
     deferred_at: float | None = None  # since when the policy holds it back
     scheduled_at: float | None = None  # it entered the batch, the last time before its first token
     first_token_at: float | None = None
     last_token_at: float | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has a place in the batch."""
+        return self.num_places > 0
+
+    @property
+    def is_deferred(self) -> bool:
+        """Whether the policy holds it back."""
+        return self.deferred_at is not None and not self.is_running
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

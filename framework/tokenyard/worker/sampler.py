@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from tokenyard.runner_output import NO_TOKEN_LEFT
 from tokenyard.worker.sampling.batch import SamplingBatch
 from tokenyard.worker.sampling.logprobs import token_logprobs
 from tokenyard.worker.sampling.selection import argmax
@@ -126,7 +127,7 @@ def _why_none(request: SampledRequest, position: int, greatest: float) -> str:
     }
     found = [name for name, is_cause in causes.items() if is_cause]
     if greatest == -math.inf and found:
-        return f"no token is left to sample: {', '.join(found)} forbid{'' if len(found) > 1 else 's'} every one"
+        return f"{NO_TOKEN_LEFT}: {', '.join(found)} forbid{'' if len(found) > 1 else 's'} every one"
     if request.processor is not None:
         return "its logits processor left logits that are not finite numbers"
     return "its logits are not finite numbers"

@@ -120,9 +120,10 @@ def test_failures_are_counted_and_shown_with_their_reason(capsys: pytest.Capture
         return Reply({"error": {"message": "busy"}}, 503) if len(asked_before) in (3, 5) else completion(asked)
 
     with fake_server(models=models("m"), completions=sometimes) as server:
-        out, err = output_of(capsys, *at(server, "--max-concurrency", "1"))
+        assert run(["bench", *at(server, "--max-concurrency", "1")]) == 1
+    out, err = capsys.readouterr()
     assert "3 completed, 2 failed" in out
-    assert f"WARNING: 2 requests failed: {server.url} answered 503: busy" in err
+    assert err == f"error: 2 of 5 requests failed: {server.url} answered 503: busy\n"
 
 
 def test_when_nothing_works_that_is_the_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,15 +154,16 @@ def test_people_get_totals_a_table_and_the_facts(capsys: pytest.CaptureFixture[s
         lines = [f"# TYPE vllm:{name} counter\nvllm:{name}_total {count}.0\n" for name, count in counted.items()]
         return Reply("".join(lines))
 
-    flags = ("--percentile-metrics", "ttft,e2el", "--metric-percentiles", "95", "--goodput", "ttft:1e6", "tpot:1e6")
+    flags = ("--percentile-metrics", "ttft,e2el", "--metric-percentiles", "50,95", "--goodput", "ttft:1e6", "tpot:1e6")
     with fake_server(models=models("m"), completions=counts, metrics=metrics) as server:
         out, err = output_of(capsys, *at(server, "--request-rate", "1000", *flags))
     assert "5 completed, 0 failed" in out
     assert "good share of all      1.0000" in out
     header = next(line for line in out.splitlines() if line.startswith("ms "))
     assert header.split() == ["ms", "mean", "median", "std", "p95", "max"]
-    assert "time to first token" in out
-    assert "time between chunks" not in out
+    assert "TTFT, time to first token" in out
+    assert "E2EL, end-to-end latency" in out
+    assert "ITL" not in out
     assert "it counted 30 prompt tokens, 20 generation tokens, 5 requests meanwhile" in out
     assert "open loop, request rate 1000.0, burstiness 1.0" in out
     assert "this client took" in out
@@ -236,6 +238,12 @@ def test_keys_and_flags_say_the_same_and_the_later_key_wins(capsys: pytest.Captu
         assert (row["num_prompts"], row["model_id"], row["request_rate"]) == (2, "m", "inf")
         line = refused(capsys, "bench", *at(server, "other"))
     assert "has no model 'other'; there is: m" in line
+
+
+def test_a_flag_of_an_engine_is_not_suggested(capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused(capsys, "bench", "serve", "--max-num-seq", "3")
+    assert "unknown flag --max-num-seq" in line
+    assert "--max-num-seqs" not in line
 
 
 def test_a_server_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

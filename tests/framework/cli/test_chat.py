@@ -25,9 +25,9 @@ class Talk:
         self._watch_prompts()
         self._watch_answers()
 
-    def say(self, lines: str, *arguments: str) -> None:
+    def say(self, lines: str, *arguments: str, code: int = 0) -> None:
         self._monkeypatch.setattr("sys.stdin", io.StringIO(lines))
-        assert run(["chat", "--max-tokens", "3", "--ignore-eos", "kv_cache.num_blocks=16", *arguments]) == 0
+        assert run(["chat", "--max-tokens", "3", "--ignore-eos", "kv_cache.num_blocks=16", *arguments]) == code
 
     def _watch_prompts(self) -> None:
         tokenize_chat, tokenize = LLM.tokenize_chat, LLM.tokenize
@@ -106,7 +106,7 @@ def test_nothing_after_the_end_is_said(talk: Talk, tiny_llama_dir: Path, end: st
 def test_a_refused_message_leaves_the_conversation_as_it_was(
     talk: Talk, tiny_llama_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    talk.say(f"hi\n{'long ' * 60}\nhe\n", str(tiny_llama_dir))
+    talk.say(f"hi\n{'long ' * 60}\nhe\n", str(tiny_llama_dir), code=1)  # as there was nobody to see the error
     assert "the prompt has" in capsys.readouterr().err
     assert len(talk.answers) == 2
     assert talk.asked[2] == [user("hi"), assistant(talk.answers[0]), user("he")]
@@ -115,3 +115,30 @@ def test_a_refused_message_leaves_the_conversation_as_it_was(
 def test_raw_completes_each_message_alone(talk: Talk, tiny_llama_dir: Path) -> None:
     talk.say("hi\nhe\n", str(tiny_llama_dir), "--raw")
     assert (talk.raw, talk.asked) == (["hi", "he"], [])
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_at_a_terminal_a_refused_message_is_no_failure_of_the_command(
+    monkeypatch: pytest.MonkeyPatch, tiny_llama_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = iter([" ".join(["long"] * 400)])
+
+    def ask(prompt: str) -> str:
+        try:
+            return next(typed)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("sys.stdin", _Terminal())
+    monkeypatch.setattr("builtins.input", ask)
+    assert run(["chat", "kv_cache.num_blocks=16", str(tiny_llama_dir)]) == 0
+    assert "the prompt has" in capsys.readouterr().err
+
+
+def test_insecure_is_for_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["chat", "--insecure"]) == 2
+    assert "--insecure is for the TLS certificate of a server; give --url too" in capsys.readouterr().err

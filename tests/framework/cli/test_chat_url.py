@@ -110,7 +110,7 @@ def test_a_turn_that_fails_is_one_line_and_the_chat_goes_on(
 ) -> None:
     replies: Any = iter([says("one"), reply, says("three")])
     with fake_server(models=models("m"), chat=lambda asked: next(replies)) as server:
-        assert talk(monkeypatch, server.url, "1\n2\n3\n") == 0
+        assert talk(monkeypatch, server.url, "1\n2\n3\n") == 1
     captured = capsys.readouterr()
     (line,) = captured.err.splitlines()
     assert line.startswith("error: ")

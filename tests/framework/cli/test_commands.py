@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from tokenyard import __version__
 from tokenyard.cli import run
 from tokenyard.cli.phases import Phases, process_age
+from tokenyard.primitive_caches import CAPACITY, bound_primitive_caches
 from tokenyard.thread_waits import SPIN_COUNT, share_cores
 
 Install = Callable[..., None]
@@ -114,7 +116,8 @@ def test_a_chat_survives_a_message_that_is_too_long(
     capsys: pytest.CaptureFixture[str], default_model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("word " * 200 + "\nSay hi.\n"))
-    out, err = output_of(capsys, "chat", "--temperature", "0", "--max-tokens", "4", "--max-model-len", "128")
+    assert run(["chat", "--temperature", "0", "--max-tokens", "4", "--max-model-len", "128"]) == 1
+    out, err = capsys.readouterr()
     assert "the prompt has" in err
     assert out.strip()
 
@@ -206,6 +209,12 @@ def test_the_command_line_lets_threads_sleep_unless_the_user_says_otherwise() ->
         assert environment == expected
 
 
+def test_the_caches_of_compiled_operators_are_bounded_unless_the_user_says_otherwise() -> None:
+    environment = {"LRU_CACHE_CAPACITY": "5", "OTHER": "1"}
+    bound_primitive_caches(environment)
+    assert environment == {"LRU_CACHE_CAPACITY": "5", "OTHER": "1", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": CAPACITY}
+
+
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert output_of(capsys, "--version")[0].strip() == f"tokenyard {__version__}"
     for name in ("generate", "chat", "plugins", "config", "doctor"):
@@ -224,3 +233,24 @@ def test_phases_add_up() -> None:
     assert list(phases.seconds) == ["interpreter", "a", "b"]
     assert phases.total == pytest.approx(sum(phases.seconds.values()))
     assert process_age() >= 0
+
+
+def test_debugging_is_about_us_and_not_about_hydra(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    root = logging.getLogger()
+    level = root.level
+    try:
+        output_of(capsys, "config", "--log-level", "debug")
+        assert root.level == logging.DEBUG
+    finally:
+        root.setLevel(level)
+    assert [record.name for record in caplog.records if record.name.startswith("hydra")] == []
+
+
+def test_help_of_serve_explains_model_and_every_flag_with_a_phrase(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run(["serve", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "MODEL is a model's name, a folder" in text
+    assert "--no-disable" not in text

@@ -105,6 +105,7 @@ def test_plg_01_a_broken_plugin_is_fatal_when_it_is_chosen_and_only_then(
     name: str | None,
     parts: list[str],
 ) -> None:
+    """2.3 #6: exit code 2, and a line that names the plugin and what is wrong with it."""
     install(*packages)
     assert run(["config"]) == 0
     assert len(caplog.records) == 1, "one warning about a plugin that nobody chose"
@@ -128,6 +129,7 @@ def test_two_plugins_of_one_name_are_fatal_when_it_is_chosen(
 
 
 def test_plugins_strict_makes_any_broken_plugin_fatal(capsys: pytest.CaptureFixture[str], install: Install) -> None:
+    """2.3 #6."""
     install("raises_import_error")
     assert "raises" in refused(capsys, "config", "plugins.strict=true")
 

@@ -52,7 +52,7 @@ def test_lines_are_answered_as_a_server_would_in_their_order(
         line("image", CHAT, model=model, messages=[{"role": "user", "content": image}]),
         line("stream", CHAT, model=model, messages=[], stream=True),
     ]
-    assert run([*write(tmp_path, lines), "--json", model, *ENGINE]) == 0
+    assert run([*write(tmp_path, lines), "--json", model, *ENGINE]) == 1  # as rows have failed
     counts = json.loads(capsys.readouterr().out)
     assert (counts["completed"], counts["failed"]) == (3, 5)
     found = rows(tmp_path)
@@ -91,7 +91,7 @@ def test_a_server_can_answer_instead(tmp_path: Path, capsys: pytest.CaptureFixtu
         line("c", "http://127.0.0.1:9/v1/completions", model="m"),
     ]
     with fake_server(models=models("m"), completions=answer, chat=answer) as server:
-        assert run([*write(tmp_path, lines), "--url", server.url + "/v1"]) == 0
+        assert run([*write(tmp_path, lines), "--url", server.url + "/v1"]) == 1
         assert [asked.path for asked in server.asked] == ["/v1/models", COMPLETIONS, CHAT]  # F1: no other URL
     first, second, third = rows(tmp_path)
     assert first["response"] == {
@@ -122,6 +122,7 @@ def test_a_server_can_answer_instead(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["--url", "http://127.0.0.1:9", "m"], "MODEL has no effect with --url: each line names its model"),
         (["--url", "http://127.0.0.1:9", "kv_cache.num_blocks=3"], "kv_cache.num_blocks=3 has no effect with --url"),
         (["--url", "127.0.0.1"], "--url takes the URL of a server"),
+        (["--insecure"], "--insecure is for the TLS certificate of a server; give --url too"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -141,7 +142,15 @@ def test_a_mistake_is_one_line_before_anything_is_loaded(
 
 def test_both_files_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["run-batch"]) == 2
-    assert "--input-file is missing: tokenyard run-batch -i FILE.jsonl -o FILE.jsonl" in capsys.readouterr().err
+    assert "--input-file is missing: tokenyard run-batch FILE.jsonl -o FILE.jsonl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shape", ["{i} -o {o} {m}", "-o {o} {i} {m}", "{i} {m} -o {o}", "--model {m} {i} -o {o}"])
+def test_the_input_may_be_the_first_word(tmp_path: Path, tiny_llama_dir: Path, shape: str) -> None:
+    write(tmp_path, [line("a", COMPLETIONS, model=str(tiny_llama_dir), prompt="x", max_tokens=1)])
+    words = {"i": tmp_path / "in.jsonl", "o": tmp_path / "out.jsonl", "m": tiny_llama_dir}
+    assert run(["run-batch", *shape.format(**words).split(), *ENGINE]) == 0
+    assert [row["custom_id"] for row in rows(tmp_path)] == ["a"]
 
 
 def test_an_output_is_replaced_when_that_is_asked_for(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import signal
@@ -174,6 +175,15 @@ def test_ctrl_c_ends_the_requests_and_keeps_the_engine(letters: LLM) -> None:
     assert letters.generate("hi", GREEDY, use_tqdm=False)[0].outputs[0].finish_reason == "length"
 
 
+def test_with_overlap_no_step_of_an_ended_request_holds_a_block(tiny_llama_dir: Path) -> None:
+    with letters_llm(tiny_llama_dir, "engine=overlap", "executor.step_seconds=0.1") as llm:
+        for _ in range(3):
+            output = llm.stream(llm.tokenize("the"), LONG, lambda piece: False)
+            assert output.outputs[0].finish_reason == "abort"
+            assert llm.engine.core.stats().num_free_blocks == 64
+            assert llm.reset_prefix_cache()
+
+
 def test_e5_a_pause_holds_requests_and_a_resume_lets_them_go(letters: LLM) -> None:
     core = letters.engine.core
     assert core.pause(PauseMode.KEEP) == []
@@ -311,6 +321,44 @@ def test_e3_many_streams_at_once_end_whole_and_some_that_are_cancelled_leave_not
         assert output.outputs[0].token_ids == [65 + (start + index) % 26 for index in range(8)]
     link_of(streams).settle()
     assert streams._link.stats().num_free_blocks == 64
+
+
+@pytest.mark.parametrize("process", ["own", "in"])
+def test_a_stop_string_ends_its_request_in_the_engine(tiny_llama_dir: Path, process: str) -> None:
+    with_stop = dataclasses.replace(LONG, stop=["d"])
+    with letters_both(tiny_llama_dir, process) as llm:
+
+        async def main() -> RequestOutput:
+            output = await last(llm.generate([5], with_stop))
+            while llm._link.stats().num_running:
+                await asyncio.sleep(0.005)
+            return output
+
+        output = asyncio.run(asyncio.wait_for(main(), 60))
+        assert (output.outputs[0].finish_reason, output.outputs[0].stop_reason) == ("stop", "d")
+        stats = llm._link.stats()
+        assert (stats.num_free_blocks, stats.num_running) == (64, 0)
+        assert stats.num_generation_tokens < 50  # of 100
+
+
+@pytest.mark.parametrize("process", ["own", "in"])
+def test_of_requests_that_are_refused_together_none_is_left_in_the_engine(tiny_llama_dir: Path, process: str) -> None:
+    with letters_both(tiny_llama_dir, process) as llm:
+        make, prompt = llm._front.inputs.make_requests, llm._front.tokenize("hi")
+        good, bad = make("g", prompt, LONG, 0.0)[0], make("b", prompt, LONG, 0.0)[0]
+        llm._link.add([good, dataclasses.replace(bad, stop_token_ids=(10**6,))])
+        stats = llm._link.stats()
+        assert (stats.num_running, stats.num_waiting) == (0, 0)
+
+
+@contextlib.contextmanager
+def letters_both(model: Path, process: str) -> Iterator[AsyncLLM]:
+    """Slow letters in a process of their own, or in this one."""
+    made = letters_async_llm(model, f"engine.process={process}", "executor.step_seconds=0.03")
+    try:
+        yield made
+    finally:
+        made.shutdown()
 
 
 def test_tokens_come_in_order_and_once(streams: AsyncLLM) -> None:

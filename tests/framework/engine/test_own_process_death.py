@@ -9,10 +9,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 from own_process import (
+    LIVENESS,
     PACKAGE,
     children_of,
     is_running,
@@ -146,6 +148,44 @@ def test_an_error_in_a_step_reaches_everyone_with_what_the_engine_raised(tiny_ll
     llm.shutdown()
 
 
+def test_a_call_that_waits_for_an_answer_is_told_of_the_end(tiny_llama_dir: Path) -> None:
+    llm = letters_async_llm(tiny_llama_dir)
+    link, answer = link_of(llm), Future[None]()
+
+    def ask() -> None:
+        try:
+            link.settle()
+        except BaseException as error:
+            answer.set_exception(error)
+
+    os.kill(link.process.pid, signal.SIGSTOP)  # it never answers
+    threading.Thread(target=ask, daemon=True).start()
+    wait_for(lambda: link._calls, "nobody asks")
+    os.kill(link.process.pid, signal.SIGKILL)
+    with pytest.raises(EngineDeadError, match="SIGKILL"):
+        answer.result(LIVENESS)
+    llm.shutdown()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_listener_that_fails_at_the_end_leaves_no_process_and_no_file(
+    tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = letters_async_llm(tiny_llama_dir)
+    link = link_of(llm)
+
+    def fail(failure: BaseException | None) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(link._listener, "end", fail)
+    os.kill(link.process.pid, signal.SIGKILL)
+    wait_for(lambda: not link._thread.is_alive(), "the link does not end")
+    is_closed = link.process._incoming.socket.closed
+    link.process.close()  # or the end of this process would wait for it
+    assert is_closed
+    llm.shutdown()
+
+
 def test_a_shutdown_with_requests_running_ends_every_stream(tiny_llama_dir: Path) -> None:
     llm = letters_async_llm(tiny_llama_dir, SLOW)
     for error in die_with_streams(llm, lambda: threading.Thread(target=llm.shutdown).start()):
@@ -163,11 +203,12 @@ def test_2_3_7_the_stacks_of_one_that_hangs_can_be_had_and_it_can_be_killed(
         while process.progress.read().phase is not EnginePhase.STEPPING or not process.progress.read().num_unfinished:
             await asyncio.sleep(0.01)
         assert process.progress.read().is_busy
-        dump = await asyncio.to_thread(process.dump_stacks, tmp_path / "stacks.txt")
+        dump = await asyncio.to_thread(llm.dump_stacks, tmp_path / "stacks.txt")
         assert "tokenyard_probe.py" in dump
         assert "sample_tokens" in dump
         assert (tmp_path / "stacks.txt").read_text() == dump
-        assert "== engine" in await asyncio.to_thread(llm.dump_stacks)
+        assert "== engine" in dump
+        assert "test_own_process_death.py" in dump  # this process's own
         llm.kill("the engine made no step for 60 s")
         (error,) = await asyncio.gather(task, return_exceptions=True)
         return error
@@ -176,6 +217,25 @@ def test_2_3_7_the_stacks_of_one_that_hangs_can_be_had_and_it_can_be_killed(
     assert isinstance(error, EngineDeadError)
     assert str(error) == "the engine made no step for 60 s"
     assert (error.signal, error.dump_path) == ("SIGKILL", tmp_path / "stacks.txt")
+    llm.shutdown()
+
+
+def test_a_call_that_waits_is_told_of_the_death(tiny_llama_dir: Path) -> None:
+    llm = letters_async_llm(tiny_llama_dir, "executor.step_seconds=600")
+
+    async def main() -> object:
+        stream = asyncio.create_task(first_then_rest(llm.generate("hi", LONG), asyncio.Event()))
+        while llm.progress().phase is not EnginePhase.STEPPING or not llm.progress().num_unfinished:
+            await asyncio.sleep(0.01)
+        call = asyncio.create_task(llm.get_metrics())
+        while not link_of(llm)._calls:
+            await asyncio.sleep(0.01)
+        os.kill(process_of(llm).pid, signal.SIGKILL)
+        return await asyncio.gather(stream, call, return_exceptions=True)
+
+    for error in asyncio.run(asyncio.wait_for(main(), 60)):  # type: ignore[attr-defined]
+        assert isinstance(error, EngineDeadError)
+        assert error.signal == "SIGKILL"
     llm.shutdown()
 
 

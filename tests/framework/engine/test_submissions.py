@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from typing import TypeVar, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from step_outputs import ended, step
 from tiny_tokenizers import byte_level
 from tokenyard.clock import VirtualClock
-from tokenyard.engine.async_client import AsyncClient, Load
+from tokenyard.engine.async_client import AsyncClient, Load, Submission
 from tokenyard.engine.input_processor import InputProcessor, TokenizedPrompt
 from tokenyard.engine.link import EngineLink, EngineListener
+from tokenyard.engine.open_requests import OpenRequest
+from tokenyard.engine_outputs import EngineCoreOutputs
 from tokenyard.errors import CapacityError, EngineDeadError, ValidationError
 from tokenyard.request import EngineCoreRequest, FinishReason
 from tokenyard.sampling_params import RequestOutputKind, SamplingParams
@@ -159,6 +165,123 @@ def test_an_engine_that_ends_is_told_to_who_waits_and_to_who_comes_later() -> No
         submission.close()
         with pytest.raises(EngineDeadError):
             client.submit(None, [PROMPT], [DELTA], 0, None)
+
+    run(main())
+
+
+@pytest.mark.parametrize("params", [DELTA, FINAL])
+def test_prc_02_an_answer_that_was_whole_before_the_engine_died_is_given_whole(params: SamplingParams) -> None:
+    async def main() -> None:
+        client, link = make()
+        whole, half = (client.submit(None, [PROMPT], [params], 0, None) for _ in range(2))
+        both = client.submit(None, [PROMPT, PROMPT], [params, params], 0, None)
+        first, _, third, _ = link.ids
+        client.deliver(step([(name, [A]) for name in link.ids], finished=[ended(first), ended(third)]))
+        client.end(RuntimeError("planted"))
+        assert [(output.outputs[0].text, output.finished) async for _, output in whole] == [("a", True)]
+        assert (await anext(both))[1].finished
+        for submission in (half, both):
+            if params is DELTA:
+                output = (await anext(submission))[1]
+                assert (output.outputs[0].text, output.finished) == ("a", False)
+            with pytest.raises(EngineDeadError, match="planted"):
+                await anext(submission)
+        assert client.load.num_unfinished == 0
+        for submission in (whole, half, both):
+            submission.close()
+        assert client._streams == {}
+
+    run(main())
+
+
+def test_tokens_that_came_before_the_engine_died_come_before_the_error() -> None:
+    async def main() -> None:
+        client, link = make()
+        submission = client.submit(None, [PROMPT, PROMPT], [DELTA, DELTA], 0, None)
+        client.deliver(step([(name, [A, B]) for name in link.ids]))
+        client.end(None)
+        assert [(await anext(submission))[1].outputs[0].text for _ in range(2)] == ["ab", "ab"]
+        with pytest.raises(EngineDeadError):
+            await anext(submission)
+        submission.close()
+        assert link.finished == []
+
+    run(main())
+
+
+def test_a_refusal_for_somebody_whose_event_loop_is_closed_leaves_nothing() -> None:
+    async def submit() -> tuple[AsyncClient, PlayedLink]:
+        client, link = make()
+        client.submit(None, [PROMPT], [DELTA], 0, None)
+        return client, link
+
+    client, link = run(submit())
+    client.refuse(link.ids, CapacityError("full"))
+    assert client._streams == {}
+
+
+class Fates:
+    """A RequestListener that keeps what it is told of each request."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, list[str]] = {}
+
+    def added(self, request: OpenRequest) -> None:
+        self.told[request.request_id] = []
+
+    def stepped(self, outputs: EngineCoreOutputs, num_new_tokens: int, now: float) -> None:
+        """Nothing."""
+
+    def ended(self, request: OpenRequest, now: float | None) -> None:
+        self.told[request.request_id].append("ended")
+
+    def lost(self, request_ids: Sequence[str], error: Exception) -> None:
+        for request_id in request_ids:
+            self.told[request_id].append("lost")
+
+
+ACTIONS = ("submit", "token", "finish", "stop", "refuse", "abort", "take", "close", "close", "end")
+
+
+@given(st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 5)), max_size=30))
+def test_every_request_that_was_added_is_ended_once_or_lost(actions: list[tuple[str, int]]) -> None:
+    """Whatever comes in which order, as the RequestListener is promised; and the load comes back to nothing."""
+
+    async def main() -> None:
+        client, link = make()
+        fates = Fates()
+        client.watch(fates)
+        submissions: list[Submission] = []
+        for action, number in actions:
+            names = link.ids[number : number + 2]
+            if action == "submit":
+                with contextlib.suppress(EngineDeadError):
+                    params = replace(DELTA, n=1 + number % 3, stop=["b"])
+                    count = 1 + number // 3
+                    submissions.append(client.submit(str(number), [PROMPT] * count, [params] * count, 0, None))
+            elif action == "end":
+                client.end(None)
+                break
+            elif action in ("token", "stop"):
+                client.deliver(step([(name, [A if action == "token" else B]) for name in names]))
+            elif action == "finish":
+                client.deliver(step([(name, [A]) for name in names], finished=[ended(name) for name in names]))
+            elif action == "refuse":
+                client.refuse(names, CapacityError("full"))
+            elif action == "abort":
+                client.abort([str(number)])
+            elif submission := next(iter(submissions[number:]), None):
+                if action == "close":
+                    submission.close()
+                else:
+                    with contextlib.suppress(CapacityError):
+                        client.take(submission)
+        for submission in submissions:
+            submission.close()
+        assert all(len(told) == 1 for told in fates.told.values()), fates.told
+        assert client._streams == {}
+        assert client.load[:2] == (0, 0)
+        assert client.load.num_ended == len(link.ids)
 
     run(main())
 

@@ -127,20 +127,24 @@ def test_a_child_outlives_the_thread_that_asked_for_it() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_2_3_3_children_and_their_children_end_with_their_parent(number: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("task", "count"), [("parent", 2), ("deaf", 1)])
+def test_2_3_3_children_and_their_children_end_with_their_parent(
+    number: int, task: str, count: int, tmp_path: Path
+) -> None:
+    """Also one that does not care for the end of its stdin."""
     script = tmp_path / "parent.py"
     helpers = Path(__file__).resolve().parents[2] / "helpers"
     script.write_text(
         f"import sys, time\nsys.path.insert(0, {str(helpers)!r})\n"
         "from tokenyard.ipc.processes import ChildProcess\n"
-        "child = ChildProcess('odd_child', 'odd', arguments=['parent'])\n"
-        "while len(child.last_lines()) < 3: time.sleep(0.01)\n"
-        "print(child.pid, child.last_lines()[1].split()[1], flush=True)\ntime.sleep(600)\n"
+        f"child = ChildProcess('odd_child', 'odd', arguments=[{task!r}])\n"
+        f"while len(child.last_lines()) < {2 * count - 1}: time.sleep(0.01)\n"
+        "print(child.pid, *(line.split()[1] for line in child.last_lines()[1:2]), flush=True)\ntime.sleep(600)\n"
     )
     parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert parent.stdout is not None
     pids = [int(word) for word in parent.stdout.readline().split()]
-    assert len(pids) == 2
+    assert len(pids) == count
     assert all(map(is_running, pids))
     os.kill(parent.pid, number)
     parent.wait()
@@ -190,8 +194,7 @@ def test_progress_is_seen_by_who_shares_its_memory() -> None:
     assert ours.read()[:2] == (0, EnginePhase.STARTING)
     theirs.enter(EnginePhase.IDLE)
     assert ours.read().phase is EnginePhase.IDLE
-    theirs.set_unfinished(3)
-    theirs.begin_step()
+    theirs.begin_step(3)
     reading = ours.read()
     assert (reading.num_steps, reading.phase, reading.num_unfinished) == (0, EnginePhase.STEPPING, 3)
     assert 0 <= reading.seconds < LIVENESS

@@ -56,6 +56,23 @@ def test_u4_the_root_depends_on_salt_and_adapter_alone_so_that_it_is_the_same_in
     assert found == {root_hash("s", None).hex()}
 
 
+def test_g1_no_name_of_a_block_comes_from_pythons_own_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does any other digest than the whole sha256: what collides there, collides nowhere else."""
+
+    class Salt(str):
+        def __hash__(self) -> int:
+            raise AssertionError("hash() of a salt")
+
+    def refuse(value: object) -> int:
+        raise AssertionError(f"hash() of {value!r}")
+
+    monkeypatch.setattr("tokenyard.kv_cache.hashing.hash", refuse, raising=False)
+    request = FakeRequest("a", [1, 2, 3, 4, 5, 6], cache_salt=Salt("s"), extra_keys=[ExtraKey("x", 4, 6)])
+    chain = digests(request)
+    assert [len(digest) for digest in chain] == [hashlib.sha256().digest_size] * 2
+    assert chain[0] == hashlib.sha256(root_hash("s", None) + request.token_ids[:3].tobytes()).digest()
+
+
 def test_k24_no_two_roots_are_equal() -> None:
     parts = [None, "", "x", "y", "xy", "\0", "\1x"]
     assert len({root_hash(salt, lora) for salt in parts for lora in parts}) == len(parts) ** 2

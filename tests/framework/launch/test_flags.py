@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,11 +12,13 @@ from hypothesis import strategies as st
 from tokenyard.errors import ConfigError
 from tokenyard.launch.compose import compose_config
 from tokenyard.launch.flags import (
+    _UNAVAILABLE,
     add_engine_flags,
     flags_to_overrides,
     parse_length,
     quote_override,
     refuse_unknown_flags,
+    visible_options,
 )
 from tokenyard.launch.nodes import generated_nodes
 from tokenyard.launch.session import HydraSession, hydra_session
@@ -26,10 +29,14 @@ if TYPE_CHECKING:
     from tokenyard.catalogue import Catalogue
 
 
-def _overrides(arguments: Sequence[str]) -> list[str]:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     add_engine_flags(parser)
-    return [flagged.override for flagged in flags_to_overrides(parser.parse_args(arguments))]
+    return parser
+
+
+def _overrides(arguments: Sequence[str]) -> list[str]:
+    return [flagged.override for flagged in flags_to_overrides(_parser().parse_args(arguments))]
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +131,9 @@ def test_the_one_text_that_means_no_value_is_refused() -> None:
             ["--distributed-executor-backend=multiproc", "--tensor-parallel-size=2"],
             ['executor="multiproc"', "executor.tensor_parallel_size=2"],
         ),
+        (["--kv-cache-dtype", "auto", "--load-format=auto", "--chat-template-content-format", "auto"], []),
+        (["-pp", "1", "-asc", "1", "--runner=auto", "--convert", "auto", "--tokenizer-mode", "auto"], []),
+        (["--config-format", "auto", "--generation-config=auto", "--cpu-offload-gb", "0"], []),
         ([], []),
     ],
 )
@@ -146,7 +156,12 @@ def test_a_flag_is_an_override(arguments: list[str], expected: list[str], catalo
         (["--trust-remote-code"], "--trust-remote-code"),
         (["--speculative-config", "{}"], "--speculative-config"),
         (["--enable-lora"], "--enable-lora"),
-        (["--kv-cache-dtype=fp8"], "--kv-cache-dtype"),
+        (["--kv-cache-dtype=fp8"], "--kv-cache-dtype fp8 is not available in this version; the only value is auto"),
+        (["--return-tokens-as-token-ids"], "--return-tokens-as-token-ids is not available"),
+        (["--enable-prompt-tokens-details"], "--enable-prompt-tokens-details is not available"),
+        (["--exclude-tools-when-tool-choice-none"], "--exclude-tools-when-tool-choice-none is not available"),
+        (["--task", "generate"], "--task is not available"),
+        (["--disable-frontend-multiprocessing"], "--disable-frontend-multiprocessing is not available"),
         (["--max-cudagraph-capture-size", "64"], "--max-cudagraph-capture-size"),
         (["--cudagraph-capture-sizes", "1 2"], "--cudagraph-capture-sizes"),
     ],
@@ -160,12 +175,26 @@ def test_a_flag_that_cannot_be_served_is_refused_by_its_name(arguments: list[str
 
 def test_an_unknown_flag_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean '--max-num-seqs'"):
-        refuse_unknown_flags(["x=1", "--max-num-seq", "3"])
+        refuse_unknown_flags(["x=1", "--max-num-seq", "3"], _parser())
 
 
 def test_the_dotted_form_of_an_unavailable_flag_is_refused_by_its_name() -> None:
     with pytest.raises(ConfigError, match=r"--speculative-config\.method is not available"):
-        refuse_unknown_flags(["--speculative-config.method=ngram"])
+        refuse_unknown_flags(["--speculative-config.method=ngram"], _parser())
+
+
+def test_the_negated_form_of_an_unavailable_flag_is_refused_by_its_name() -> None:
+    with pytest.raises(ConfigError, match=r"--no-enable-lora is not available"):
+        refuse_unknown_flags(["--no-enable-lora"], _parser())
+
+
+@pytest.mark.parametrize("flag", ["--enable-lor", "--enable-prompt-embed", "--quantizatio", "--load-forma", "--por"])
+def test_a_flag_that_is_refused_itself_is_not_suggested(flag: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown flag {flag}") as caught:
+        refuse_unknown_flags([flag], _parser())
+    for suggested in re.findall(r"'(.*?)'", str(caught.value)):
+        assert suggested in visible_options(_parser())
+        assert suggested not in _UNAVAILABLE
 
 
 def test_abbreviations_are_off() -> None:

@@ -42,7 +42,7 @@ def test_a_token_on_the_command_line_is_refused_without_showing_it(way: list[str
         parser.parse_args(way)
     assert SECRET not in str(caught.value)
     with pytest.raises(ConfigError, match="set HF_TOKEN") as caught:
-        refuse_unknown_flags(way)
+        refuse_unknown_flags(way, parser)
     assert SECRET not in str(caught.value)
 
 

@@ -10,6 +10,7 @@ import pytest
 from tokenyard.config import ServerConfig
 from tokenyard.errors import ConfigError, UserError
 from tokenyard.launch.compose import compose_config, load_engine_config
+from tokenyard.launch.flag_values import Flag, number
 from tokenyard.launch.flags import add_engine_flags, flags_to_overrides
 from tokenyard.launch.server_flags import SERVER_FLAGS
 
@@ -74,6 +75,30 @@ def test_a_flag_sets_its_key(arguments: list[str], key: str, expected: object, c
 def test_every_flag_has_a_case() -> None:
     tried = {word.partition("=")[0] for arguments, _, _ in FLAGS for word in arguments}
     assert {flag.name for flag in SERVER_FLAGS} - tried == {"--disable-log-stats"}
+
+
+@pytest.mark.parametrize("flag", [flag for flag in SERVER_FLAGS if flag.is_inverted], ids=lambda flag: flag.name)
+def test_what_is_disabled_is_not_disabled_twice(flag: Flag) -> None:
+    parser = argparse.ArgumentParser()
+    add_engine_flags(parser, is_server=True)
+    negated = "--no-" + flag.name.removeprefix("--")
+    assert parser.parse_known_args([negated])[1] == [negated]
+
+
+def test_help_names_the_unit_and_the_default_of_every_time() -> None:
+    times = [flag for flag in SERVER_FLAGS if flag.convert is number]
+    assert len(times) > 4
+    for flag in times:
+        assert flag.metavar == "SECONDS"
+        default = getattr(ServerConfig(), flag.key.removeprefix("server."))
+        assert f"default {default:g}" in flag.help if default is not None else "default: no limit" in flag.help
+
+
+def test_a_served_name_may_be_one_text(catalogue: Catalogue) -> None:
+    config, _ = load_engine_config(["server.served_model_name=mine"], catalogue=catalogue)
+    assert config.server.served_model_names == ("mine",)
+    with pytest.raises(ConfigError, match="printable"):
+        load_engine_config(["server.served_model_name=''"], catalogue=catalogue)
 
 
 def test_disable_log_stats_turns_off_those_of_the_engine(catalogue: Catalogue) -> None:

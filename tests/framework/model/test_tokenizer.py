@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import pytest
@@ -92,3 +93,24 @@ def test_a_stream_with_the_prompts_end_keeps_a_leading_space() -> None:
     prompt, answer = tokenizer.encode("hi"), tokenizer.encode("ab", add_special_tokens=False)
     alone, after = tokenizer.new_stream(), tokenizer.new_stream(prompt_ids=prompt)
     assert (alone.step(answer[0]), after.step(answer[0])) == ("ab", " ab")
+
+
+@pytest.mark.parametrize("parse_special", [True, False])
+def test_other_threads_go_on_while_a_long_text_is_encoded(tiny: Tokenizer, parse_special: bool) -> None:
+    """D17: encoding holds the interpreter's lock unless it is asked for a batch."""
+    text = "hi the 12 " * 50_000
+    turns, is_done = 0, threading.Event()
+
+    def count() -> None:
+        nonlocal turns
+        while not is_done.wait(0.001):
+            turns += 1
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    ids = tiny.encode(text, parse_special=parse_special)
+    seen = turns
+    is_done.set()
+    thread.join()
+    assert len(ids) > 2000
+    assert seen > 5

@@ -7,6 +7,7 @@ import hmac
 import http.client
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -15,13 +16,16 @@ import pytest
 from fastapi.routing import APIRoute
 from http_server import ThreadServer, running_server
 from starlette.routing import BaseRoute, Route
+from starlette.testclient import TestClient
 from starlette.types import Message, Receive, Scope, Send
+from tokenyard.config import ServerConfig
 from tokenyard.errors import UserError
 from tokenyard.server import auth
 from tokenyard.server.api_keys import read_api_keys
 from tokenyard.server.app import create_app
 from tokenyard.server.auth import ApiKeys, Authentication
 from tokenyard.server.probes import PUBLIC_PATHS
+from tokenyard.server.service import Service
 
 KEYS = ("first-key-9f3b", "second-key-77aa")
 
@@ -85,6 +89,21 @@ def test_e3_every_route_needs_a_key_but_the_probes(locked: ThreadServer) -> None
     }
     open_paths = {path for method, path in paths if ask(locked, method, path)[0] != 401}
     assert open_paths == PUBLIC_PATHS
+
+
+@pytest.mark.parametrize("is_protected", [True, False])
+def test_metrics_are_open_where_that_is_wanted_and_nothing_else_is(locked: ThreadServer, is_protected: bool) -> None:
+    config = replace(locked.service.config.server, protect_metrics=is_protected)
+    service = replace_server(locked.service, config)
+    with TestClient(create_app(service, KEYS), base_url="http://localhost") as client:
+        assert client.get("/metrics").status_code == (401 if is_protected else 200)
+        assert client.get("/metrics", headers={"Authorization": f"Bearer {KEYS[1]}"}).status_code == 200
+        assert client.get("/v1/models").status_code == client.get("/metrics/x").status_code == 401
+
+
+def replace_server(service: Service, config: ServerConfig) -> Service:
+    """Another service with the same engine."""
+    return Service(config=replace(service.config, server=config), llm=service.llm)
 
 
 @pytest.mark.parametrize(

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import select
 import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from http_server import ThreadServer, running_server
+from http_server import ThreadServer, running_server, wait_for
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.exceptions import HTTPException
-from tokenyard.server import head_limits
-from tokenyard.server.body import check_json
+from starlette.requests import Request
+from tokenyard.server import body as bodies
+from tokenyard.server import head_limits, strict_json
+from tokenyard.server.strict_json import parse_json
 
 JSON = {"Content-Type": "application/json"}
 LIMIT = 64 * 1024
+MESSAGES = [{"role": "user", "content": "hi"}]
 PATHS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
 
 
@@ -84,6 +89,84 @@ BAD_BODIES = {
     "10,000 objects": b'{"a":' * 10_000 + b"1" + b"}" * 10_000,
     "2,000 levels, cut": b"[" * 2000,
 }
+
+
+MANY = 2**18
+COSTLY = {
+    "lists": b'{"prompt": [' + b"[]," * MANY + b"[]]}",
+    "objects": b'{"prompt": "a", "zz": [' + b"{}," * MANY + b"1]}",
+    "keys": b"{" + b",".join(b'"k%d":1' % number for number in range(MANY)) + b"}",
+    "one key again and again": b"{" + b",".join([b'"k":1'] * MANY) + b"}",
+    "texts": b'{"prompt": "a", "stop": [' + b'"a",' * MANY + b'"a"]}',
+    "ids": b'{"prompt": [' + b"5," * 2**20 + b"5,5]}",
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("name", COSTLY)
+def test_d18_a_body_of_very_many_parts_is_400_before_it_is_parsed(server: ThreadServer, path: str, name: str) -> None:
+    status, error = post(server, path, COSTLY[name])
+    assert status == 400
+    assert "are allowed" in str(error["message"])
+
+
+@pytest.mark.parametrize("content", COSTLY.values(), ids=COSTLY)
+def test_no_parser_sees_a_body_of_very_many_parts(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strict_json, "msgspec", None)
+    with pytest.raises(HTTPException, match="are allowed"):
+        parse_json(content)
+
+
+def test_what_texts_hold_is_not_counted_as_parts() -> None:
+    text = json.dumps([{"a": ["\\", '"', {}]}] * 2**15) + '\\"[{,'
+    assert parse_json(json.dumps({"prompt": text}).encode()) == {"prompt": text}
+
+
+def test_as_many_token_ids_as_are_allowed_pass() -> None:
+    assert len(parse_json(b"[" + b"5," * strict_json.MAX_ITEMS + b"5]")) == strict_json.MAX_ITEMS + 1  # type: ignore[arg-type]
+
+
+def test_a_body_is_parsed_once_and_every_route_with_a_body_takes_that_value(
+    server: ThreadServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bytes] = []
+    monkeypatch.setattr(bodies, "parse_json", lambda content: seen.append(content) or parse_json(content))
+    monkeypatch.setattr(Request, "json", None)
+    for path in PATHS:
+        connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=60)
+        sent = json.dumps({"prompt": "hi", "messages": MESSAGES, "tokens": [1], "max_tokens": 1}).encode()
+        connection.request("POST", path, body=sent, headers=JSON)
+        assert connection.getresponse().status == (400 if path == "/tokenize" else 200)
+        connection.close()
+    assert len(seen) == len(PATHS)
+
+
+def test_unfinished_long_bodies_are_503_beyond_what_they_may_hold_and_short_ones_are_served(
+    tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "_MOST_AT_ONCE", 2)
+    limit = 2**20
+    with (
+        running_server([f"server.max_body_bytes={limit}"], model=tiny_llama_dir) as server,
+        contextlib.ExitStack() as kept,
+    ):
+        begun = POST + b"Content-Length: %d\r\n\r\n" % limit + b" " * (limit - 1)
+        sockets = [kept.enter_context(connected(server)) for _ in range(3)]
+        for each in sockets:
+            each.sendall(begun)
+        refused = [each for each in select.select(sockets, [], [], 30)[0] if each.recv(12) == b"HTTP/1.1 503"]
+        assert len(refused) == 1
+        assert b"retry-after" in refused[0].recv(2000).lower()
+        client = server.client
+        assert client.completions.create(model=server.llm.front.model_config.model, prompt="hi", max_tokens=1).choices
+        for each in sockets:
+            each.close()
+        wait_for(lambda: post(server, "/v1/completions", b" " * limit)[0] == 400, "what was held is not given back")
+
+
+def connected(server: ThreadServer) -> socket.socket:
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    return socket.create_connection((host, int(port)), timeout=30)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -224,14 +307,14 @@ def test_every_strict_json_value_passes(value: object) -> None:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         return
-    check_json(content)
+    assert parse_json(content) == value
 
 
 @given(st.binary(max_size=60))
 def test_any_bytes_pass_or_are_refused_as_400(content: bytes) -> None:
     status = 200
     try:
-        check_json(content)
+        parse_json(content)
     except HTTPException as error:
         status = error.status_code
     assert status in (200, 400)

@@ -301,9 +301,9 @@ class TestChatSettings:
     def test_variables_that_the_template_does_not_read_are_refused(self, front: FrontEnd) -> None:
         config = ServerConfig(default_chat_template_kwargs={"nobody": 1})
         with pytest.raises(ConfigError, match=r"server\.default_chat_template_kwargs: .*nobody"):
-            check_chat_settings(config, None, front)
-        check_chat_settings(config, "{{ nobody }}", front)
+            check_chat_settings(config, None, front.tokenizer)
+        check_chat_settings(config, "{{ nobody }}", front.tokenizer)
 
     def test_a_template_that_does_not_compile_is_refused(self, front: FrontEnd) -> None:
         with pytest.raises(ConfigError, match=r"server\.chat_template: the chat template cannot be used"):
-            check_chat_settings(ServerConfig(), "{% if %}", front)
+            check_chat_settings(ServerConfig(), "{% if %}", front.tokenizer)

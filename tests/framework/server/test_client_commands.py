@@ -71,7 +71,7 @@ def test_a_batch_asked_of_the_server_is_answered(
     ]
     (folder / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     files = ("-i", str(folder / "in.jsonl"), "-o", str(folder / "out.jsonl"))
-    assert run(["run-batch", *files, "--url", server.url]) == 0
+    assert run(["run-batch", *files, "--url", server.url]) == 1  # as one request has failed
     rows = [json.loads(row) for row in (folder / "out.jsonl").read_text().splitlines()]
     assert [row["custom_id"] for row in rows] == ["0", "1", "2"]
     assert [row["response"]["status_code"] for row in rows] == [200, 400, 200]

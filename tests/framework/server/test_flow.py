@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
 import pytest
@@ -37,11 +39,11 @@ class FakeTime:
 def make(
     max_reqs: int | None = None, max_tokens: int | None = None
 ) -> tuple[FlowControl, FakeEngine, Service, FakeTime]:
-    engine, time = FakeEngine(), FakeTime()
+    engine, clock = FakeEngine(), FakeTime()
     server = ServerConfig(max_num_queued_reqs=max_reqs, max_num_queued_tokens=max_tokens)
     service = Service(config=EngineConfig(server=server))
     service.llm = cast("AsyncLLM", engine)
-    return FlowControl(service, time), engine, service, time
+    return FlowControl(service, clock), engine, service, clock
 
 
 def test_without_limits_everything_is_let_in() -> None:
@@ -122,9 +124,9 @@ def test_without_an_engine_nothing_is_let_in() -> None:
 def test_retry_after_is_what_the_measured_rate_says_within_bounds(
     ended_in_10_s: int, wanted: int, seconds: float
 ) -> None:
-    flow, engine, _, time = make(max_reqs=8)
+    flow, engine, _, clock = make(max_reqs=8)
     flow.admit(1).release()
-    time.now += 10
+    clock.now += 10
     engine.load = Load(num_unfinished=8, num_ended=ended_in_10_s)
     with pytest.raises(EngineOverloadedError) as caught:
         flow.admit(wanted)
@@ -132,9 +134,9 @@ def test_retry_after_is_what_the_measured_rate_says_within_bounds(
 
 
 def test_retry_after_of_the_token_limit_is_measured_in_tokens() -> None:
-    flow, engine, _, time = make(max_tokens=1000)
+    flow, engine, _, clock = make(max_tokens=1000)
     flow.admit(1).release()
-    time.now += 10
+    clock.now += 10
     engine.load = Load(num_queued_tokens=900, num_begun_tokens=500)
     with pytest.raises(EngineOverloadedError) as caught:
         flow.admit(1, 600)
@@ -142,10 +144,10 @@ def test_retry_after_of_the_token_limit_is_measured_in_tokens() -> None:
 
 
 def test_a_new_engine_whose_counters_begin_at_nothing_does_not_confuse_the_rate() -> None:
-    flow, engine, _, time = make(max_reqs=1)
+    flow, engine, _, clock = make(max_reqs=1)
     engine.load = Load(num_ended=1000)
     flow.admit(1).release()
-    time.now += 10
+    clock.now += 10
     engine.load = Load(num_unfinished=1, num_ended=3)
     with pytest.raises(EngineOverloadedError) as caught:
         flow.admit(1)
@@ -159,6 +161,27 @@ def test_a_ticket_that_is_dropped_gives_its_room_back() -> None:
     del ticket
     gc.collect()
     flow.admit(1)
+
+
+class SlowInt(int):
+    """A number whose sums take a moment, in which other threads run."""
+
+    def __add__(self, other: int) -> SlowInt:
+        time.sleep(0.001)
+        return SlowInt(int(self) + other)
+
+    def __sub__(self, other: int) -> SlowInt:
+        return self + -other
+
+
+def test_tickets_that_are_dropped_in_many_threads_give_all_of_their_room_back() -> None:
+    """Any thread collects garbage: one that tokenizes as well as the event loop's."""
+    flow, *_ = make()
+    tickets = [flow.admit(1, 2) for _ in range(16)]
+    flow.reserved_requests, flow.reserved_tokens = SlowInt(16), SlowInt(32)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: tickets.pop().__del__(), range(16)))
+    assert (flow.reserved_requests, flow.reserved_tokens) == (0, 0)
 
 
 def test_prepare_tokenizes_after_the_check_alone_and_salts_every_prompt() -> None:

@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -80,10 +82,10 @@ def complete(server: ProcessServer, max_tokens: int = 2) -> str:
 
 
 def ended(server: ProcessServer) -> int:
-    """Its exit code; everything that it started is gone."""
-    children = psutil.Process(server.process.pid).children(recursive=True) if server.process.poll() is None else []
+    """Its exit code; everything that it started is gone: processes, folders of sockets."""
     code = server.process.wait(DEADLINE)
-    assert psutil.wait_procs(children, timeout=DEADLINE)[1] == []
+    wait_for(lambda: not server.family(), "processes are left")
+    assert list(server.folder.glob("ty-*")) == []
     return code
 
 
@@ -154,6 +156,54 @@ def test_prc_01_and_prc_02_a_killed_engine_is_told_to_everybody(long_model: Path
         assert "SIGKILL" in server.log
 
 
+@pytest.mark.slow
+def test_2_3_1_a_killed_worker_is_told_to_everybody(long_model: Path) -> None:
+    """Also that nobody uses shared memory with a name, whose folder may be tiny: 2.3 #19."""
+    with (
+        serving(long_model, "executor=multiproc", "executor.tensor_parallel_size=2") as server,
+        reading(server, 3, LONG) as (_, futures),
+    ):
+        family = server.family()
+        workers = [process for process in family if "multiproc_main" in " ".join(process.cmdline())]
+        assert (len(workers), len(family)) == (2, 4)
+        assert [path for process in family for path in in_shared_memory(process)] == []
+        workers[1].kill()
+        killed_at = time.monotonic()
+        wait_for(lambda: server.get("/readyz")[0] == 503, "/readyz does not tell", 1.0)
+        for future in futures:
+            with pytest.raises(openai.APIError):
+                future.result(DEADLINE)
+        assert time.monotonic() - killed_at < 2.0  # the row's own number, some ten times what it takes
+        assert ended(server) == 3
+        assert "was killed by SIGKILL" in server.log
+
+
+def in_shared_memory(process: psutil.Process) -> list[str]:
+    """What a process has mapped of, or open in, /dev/shm."""
+    paths = [row.path for row in process.memory_maps()] + [file.path for file in process.open_files()]
+    return [path for path in paths if path.startswith("/dev/shm/")]
+
+
+def test_a_signal_to_a_server_whose_engine_is_dead_does_not_hide_that(long_model: Path) -> None:
+    with serving(long_model) as server:
+        engine_of(server).kill()
+        wait_for(lambda: server.get("/readyz")[0] == 503, "/readyz does not tell")
+        server.process.send_signal(signal.SIGTERM)
+        assert ended(server) == 3
+
+
+def test_an_engine_that_dies_in_a_drain_is_no_orderly_end(long_model: Path) -> None:
+    with serving(long_model, "--shutdown-timeout=600") as server, reading(server, 2, LONG) as (_, futures):
+        engine = engine_of(server)
+        server.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: server.get("/readyz")[0] == 503, "/readyz does not tell")
+        engine.kill()
+        for future in futures:
+            with pytest.raises(openai.APIError):
+                future.result(DEADLINE)
+        assert ended(server) == 3
+
+
 def running_requests(server: ProcessServer) -> int:
     lines = server.get("/metrics")[1].splitlines()
     found = [line for line in lines if line.startswith("tokenyard:num_requests_running")]
@@ -198,6 +248,7 @@ def test_2_3_3_the_engine_ends_with_a_killed_server(long_model: Path) -> None:
 
 def test_a_signal_while_the_engine_starts_ends_the_server(long_model: Path) -> None:
     with server_process([str(long_model), *FLAGS], wait=False) as server:
+        wait_for(lambda: len(server.family()) == 2, "no engine is started")
         wait_for(lambda: answers(server), "/startupz does not answer")
         status, body = server.get("/startupz")
         if status == 503:
@@ -267,19 +318,48 @@ def test_prc_08_and_2_3_19_a_start_that_fails_says_why_and_leaves_nothing(
     assert "Traceback" not in log
 
 
-def test_a9_no_key_stands_anywhere(tiny_llama_dir: Path) -> None:
-    canary = "canary-5f1d77e0"
-    environment = {"TOKENYARD_API_KEY": canary}
+@pytest.mark.parametrize("size", [0, 16])
+def test_2_3_19_a_disk_that_is_full_is_one_line_with_advice(tiny_llama_dir: Path, size: int) -> None:
+    """No file of more than so many bytes can be written: not in TMPDIR, not in /tmp, nowhere."""
+    command = [sys.executable, "-c", "from tokenyard.cli import main; main()", "serve", str(tiny_llama_dir), "--port=0"]
+    done = subprocess.run(
+        ["prlimit", f"--fsize={size}", *command], capture_output=True, text=True, timeout=DEADLINE, check=False
+    )
+    *_, line = done.stderr.splitlines()
+    assert (done.returncode, line.startswith("error: "), "TMPDIR" in line) == (2, True, True), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+CANARY = "canary-5f1d77e0"
+
+
+def test_a9_no_key_stands_anywhere(tiny_llama_dir: Path, tmp_path: Path) -> None:
+    """However it was given; the server's own command line is what secure-a-server.md warns of. Up to a crash dump."""
+    keys = [f"{CANARY}-{origin}" for origin in ("environment", "flag", "file")]
+    file = tmp_path / "keys"
+    file.write_text(f"# {CANARY}\n{keys[2]}\n", encoding="utf-8")
     arguments = [str(tiny_llama_dir), *FLAGS, "--enable-log-requests", "--log-level=debug"]
-    with server_process(arguments, environment=environment) as server:
-        client = server.client(api_key=canary)
-        client.completions.create(model="tiny", prompt="hi", max_tokens=2)
-        with pytest.raises(openai.NotFoundError):
-            client.completions.create(model="other", prompt="hi", max_tokens=2)
-        paths = ("/health", "/metrics", "/v1/models", "/version", "/openapi.json", "/debug/requests", "/nothing")
-        headers = {"Authorization": f"Bearer {canary}"}
-        texts = [http_get(server.url + path, own)[1] for path in paths for own in (headers, {})]
+    arguments += [f"--api-key={keys[1]}", f"--api-key-file={file}"]
+    with server_process(arguments, environment={"TOKENYARD_API_KEY": keys[0]}) as server:
+        texts = [text for key in keys for text in texts_with(server, key)]
         assert any("tiny" in text for text in texts)
-        server.process.send_signal(signal.SIGTERM)
-        assert ended(server) == 0
-        assert canary not in server.log + "".join(texts)
+        texts += [" ".join(process.cmdline()) for process in server.family() if process.pid != server.process.pid]
+        os.kill(engine_of(server).pid, signal.SIGSEGV)
+        assert ended(server) == 3
+        assert "Segmentation fault" in server.log
+        texts += [path.read_text(errors="replace") for path in server.folder.rglob("*") if path.is_file()]
+        assert CANARY not in server.log + "".join(texts)
+
+
+def texts_with(server: ProcessServer, key: str) -> list[str]:
+    """What routes answer to who has a key, and to who has none."""
+    with server.client(api_key=key) as client:
+        client.completions.create(model="tiny", prompt="hi", max_tokens=2)
+        with pytest.raises(openai.NotFoundError) as caught:
+            client.completions.create(model="other", prompt="hi", max_tokens=2)
+    paths = ("/health", "/metrics", "/v1/models", "/version", "/openapi.json", "/debug/requests", "/nothing")
+    headers = {"Authorization": f"Bearer {key}"}
+    return [
+        caught.value.response.text,
+        *(http_get(server.url + path, own)[1] for path in paths for own in (headers, {})),
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 import random
@@ -68,8 +69,11 @@ async def leave_at(server: ThreadServer, chance: random.Random) -> None:
         stream.drop(abruptly=chance.random() < 0.5)
 
 
+MOST_GROWTH = 8 * 2**20  # bytes: an allocator's moods; of 200 streams in each of 24 rounds less than 2 KiB each
+
+
 @pytest.mark.parametrize(
-    ("num_streams", "num_rounds"), [(60, 3), pytest.param(200, 6, marks=pytest.mark.slow)], ids=["60", "200"]
+    ("num_streams", "num_rounds"), [(60, 5), pytest.param(200, 50, marks=pytest.mark.slow)], ids=["60", "200"]
 )
 def test_2_3_10_a_storm_of_disconnects_leaves_nothing_behind(
     server: ThreadServer, num_streams: int, num_rounds: int
@@ -87,10 +91,14 @@ def test_2_3_10_a_storm_of_disconnects_leaves_nothing_behind(
         gc.collect()
         return process.num_fds(), process.memory_info().rss
 
-    num_fds, rss = run(storm(random.Random(0), 10**6))
-    for seed in range(1, num_rounds):
-        _, last_rss = run(storm(random.Random(seed), num_fds))
-    assert last_rss - rss < 48 * 2**20
+    num_fds, _ = run(storm(random.Random(0), 10**6))
+    sizes = [run(storm(random.Random(seed), num_fds))[1] for seed in range(1, num_rounds)]
+    assert growth(sizes) < MOST_GROWTH
+
+
+def growth(sizes: list[int]) -> int:
+    """Bytes, once everything has been used: the first half warms up."""
+    return sizes[-1] - sizes[len(sizes) // 2]
 
 
 # ---- Clients that do not read ----------------------------------------------------------------------------------------
@@ -108,6 +116,13 @@ def impatient(tiny_llama_dir: Path) -> Iterator[ThreadServer]:
         yield running
 
 
+async def sip(stream: RawStream) -> None:
+    """Read a byte now and then."""
+    with contextlib.suppress(ConnectionResetError):
+        while await stream.reader.read(1):
+            await asyncio.sleep(0.02)
+
+
 async def is_cut_off(stream: RawStream) -> bool:
     """Whether the connection ends without the end of the stream."""
     try:
@@ -117,18 +132,26 @@ async def is_cut_off(stream: RawStream) -> bool:
     return not content.endswith(b"0\r\n\r\n")
 
 
-def test_2_3_12_clients_that_read_nothing_are_cut_off_and_the_others_get_all_of_theirs(
-    impatient: ThreadServer,
+@pytest.mark.parametrize(
+    ("num_slow", "sips"),
+    [(3, False), pytest.param(20, True, marks=pytest.mark.slow)],
+    ids=["nothing", "a byte now and then"],
+)
+def test_2_3_12_clients_that_hardly_read_are_cut_off_and_the_others_get_all_of_theirs(
+    impatient: ThreadServer, num_slow: int, sips: bool
 ) -> None:
     async def slow() -> bool:
         async with post(impatient.url, WIDE, receive_buffer=2048) as stream:
+            sipping = asyncio.create_task(sip(stream)) if sips else None
             await eventually(lambda: impatient.llm.load.num_unfinished > 0, "never ran")
             await eventually(lambda: impatient.service.num_open == 0, "slow readers are still served")
+            if sipping is not None:
+                sipping.cancel()
             return await is_cut_off(stream)
 
     async def main() -> None:
         others = asyncio.create_task(check_streams(impatient, 8))
-        assert all(await asyncio.gather(*(slow() for _ in range(3))))
+        assert all(await asyncio.gather(*(slow() for _ in range(num_slow))))
         await others
 
     run(main())
@@ -192,9 +215,11 @@ def test_2_3_10_a_storm_against_a_server_with_its_engine_in_a_process_leaves_not
     with server_process([str(tiny_llama_dir), "kv_cache.num_blocks=256", "model.dtype=float32"]) as running:
         process = psutil.Process(running.process.pid)
         run(storm(0))
-        num_fds, rss = process.num_fds(), process.memory_info().rss
-        for seed in range(1, 6):
+        num_fds = process.num_fds()
+        sizes = []
+        for seed in range(1, 30):
             run(storm(seed))
+            sizes.append(process.memory_info().rss)
         run(eventually(lambda: process.num_fds() <= num_fds, "descriptors are left"))
-        assert process.memory_info().rss - rss < 48 * 2**20
+        assert growth(sizes) < MOST_GROWTH
         assert "ERROR" not in running.log

@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenyard import PolicyDescriptor
+from tokenyard import PolicyDescriptor, SamplingParams
+from tokenyard.engine.input_processor import TokenizedPrompt
 from tokenyard.engine.open_requests import OpenRequest
-from tokenyard.engine_outputs import EngineCoreOutputs, SchedulerStats
+from tokenyard.engine.output_processor import OutputProcessor
+from tokenyard.engine.request_listener import GuardedListener
+from tokenyard.engine_outputs import (
+    AdmittedRequest,
+    EngineCoreOutputs,
+    FinishedRequest,
+    RequestEvent,
+    RequestEventKind,
+    SchedulerStats,
+)
 from tokenyard.errors import CapacityError, EngineDeadError, ValidationError
 from tokenyard.interfaces import AdmitDecision, RequestView, SchedulerView, SchedulingPolicy
+from tokenyard.request import FinishReason
 from tokenyard.server.monitor import Monitor
 from tokenyard.server.timeline import MAX_EVENTS, Timeline, Timelines
 from tokenyard.server.totals import EngineCounters, Totals
 from tokenyard.server.waits import WaitClock
 from tokenyard.testing import catalogue_with
-from watched_engine import WatchedEngine, names_of
+from watched_engine import TOKENIZER, WatchedEngine, names_of
 
 SMALL = ("kv_cache.block_size=4", "kv_cache.enable_prefix_caching=false")
 
@@ -90,9 +103,7 @@ def test_what_the_policy_holds_back_waits_for_that_and_says_so_in_its_words() ->
     engine.step()
     gauges = engine.monitor.snapshot().gauges
     assert (gauges.num_running, gauges.num_deferred, gauges.waiting_by_reason) == (0, 1, {"deferred": 1})
-    assert engine.monitor.is_held_back
     engine.run()
-    assert not engine.monitor.is_held_back
     timeline = engine.timeline("a")
     assert [event.reason for event in timeline.events if event.event == "deferred"] == ["it is night"]
     assert timeline.waited == {"deferred": pytest.approx(10)}
@@ -215,6 +226,145 @@ def test_s23_an_engine_without_stats_leaves_the_servers_own_counts() -> None:
     assert (snapshot.gauges.num_running, snapshot.gauges.waiting_by_reason) == (1, {"new": 1})
     engine.run()
     assert engine.monitor.snapshot().totals.generation_tokens == 6
+
+
+NAMES = [*"abcd"]
+CHILDREN = [*NAMES, *(f"{index}_{name}" for index in range(2) for name in NAMES)]
+EVENTS = st.builds(
+    RequestEvent,
+    request_id=st.sampled_from(CHILDREN),
+    kind=st.sampled_from(RequestEventKind),
+    at=st.floats(90, 110),
+    reason=st.just("kv_blocks"),
+)
+ADMISSIONS = st.builds(
+    AdmittedRequest,
+    request_id=st.sampled_from(CHILDREN),
+    num_cached_tokens=st.just(0),
+    scheduled_at=st.floats(90, 110),
+)
+ENDS = st.builds(FinishedRequest, request_id=st.sampled_from(CHILDREN), reason=st.sampled_from(FinishReason))
+SOME = st.lists(st.sampled_from(NAMES), max_size=3, unique=True)
+ACTIONS = st.one_of(
+    st.tuples(st.just("add"), st.tuples(st.sampled_from(NAMES), st.booleans())),
+    st.tuples(st.sampled_from(["abort", "forget", "refuse", "die"]), SOME),
+    st.tuples(
+        st.just("step"),
+        st.tuples(
+            st.lists(ADMISSIONS, max_size=4),
+            st.lists(EVENTS, max_size=4),
+            st.lists(st.sampled_from(CHILDREN), max_size=4, unique=True),
+            st.lists(ENDS, max_size=3, unique_by=lambda end: end.request_id),
+        ),
+    ),
+    st.tuples(st.just("begin_engine"), st.none()),
+)
+
+
+class Interleaved:
+    """A front end and its monitor, told in any order what can be told: also of requests that are gone, or never were.
+
+    At `begin_engine` the front end of another engine takes over whose requests have the same ids; the listener of the
+    first may have been switched off before, so that it was told of no end.
+    """
+
+    def __init__(self) -> None:
+        self.monitor = Monitor(4, now=lambda: 100.0)
+        self.begin_engine()
+
+    def begin_engine(self, given: None = None) -> None:
+        self.monitor.begin_engine(1000)
+        self.outputs = OutputProcessor(TOKENIZER)
+        self.outputs.listener = GuardedListener(self.monitor)
+        self.held: set[str] = set()
+
+    def add(self, given: tuple[str, bool]) -> None:
+        name, is_fanned = given
+        if name not in self.held:
+            self.held.add(name)
+            children = [f"0_{name}", f"1_{name}"] if is_fanned else [name]
+            params = SamplingParams(n=len(children), stop="zz")
+            self.outputs.add(name, TokenizedPrompt(None, [1, 2]), params, 95.0, children)
+
+    def abort(self, names: Sequence[str]) -> None:
+        self.outputs.abort(names, 100.0)
+
+    def forget(self, names: Sequence[str]) -> None:
+        self.outputs.forget(names)
+        self.held -= set(names)
+
+    def refuse(self, names: Sequence[str]) -> None:
+        self.outputs.lose(names, CapacityError("no"))
+
+    def die(self, names: Sequence[str]) -> None:
+        self.outputs.lose(names, EngineDeadError("gone"))
+
+    def step(
+        self,
+        given: tuple[Sequence[AdmittedRequest], Sequence[RequestEvent], Sequence[str], Sequence[FinishedRequest]],
+    ) -> None:
+        admitted, events, with_tokens, ends = given
+        ones = np.ones(len(with_tokens), dtype=np.int32)
+        outputs = EngineCoreOutputs(
+            request_ids=with_tokens,
+            num_tokens=ones,
+            token_ids=ones * ord("z"),
+            admitted=admitted,
+            events=events,
+            finished=ends,
+        )
+        self.outputs.process(outputs, 100.0)
+
+
+@settings(max_examples=300)
+@given(st.lists(ACTIONS, max_size=30))
+def test_whoever_runs_or_waits_is_counted_once_in_whatever_order_things_are_told(
+    actions: Sequence[tuple[str, Any]],
+) -> None:
+    one = Interleaved()
+    for name, details in actions:
+        getattr(one, name)(details)
+        gauges = one.monitor.snapshot().gauges
+        assert gauges.num_running + gauges.num_waiting == one.outputs.num_unfinished
+        assert gauges.num_running >= 0
+        assert 0 <= gauges.num_deferred <= gauges.num_waiting
+        assert sum(gauges.waiting_by_reason.values()) == gauges.num_waiting
+    one.forget(NAMES)
+    gauges = one.monitor.snapshot().gauges
+    assert (gauges.num_running, gauges.num_waiting, gauges.num_deferred) == (0, 0, 0)
+
+
+@given(st.permutations(range(4)))
+def test_who_is_preempted_in_flight_waits_whichever_is_told_first(order: Sequence[int]) -> None:
+    """A preemption is told at once and a start when its step has landed; the clocks of two processes tell no order."""
+    one = Interleaved()
+    one.add(("a", False))
+    told = [
+        AdmittedRequest(request_id="a", num_cached_tokens=0, scheduled_at=100.0),
+        RequestEvent(request_id="a", kind=RequestEventKind.RESUMED, at=100.0),
+        *(RequestEvent(request_id="a", kind=RequestEventKind.PREEMPTED, at=99.0) for _ in range(2)),
+    ]
+    for index in order:
+        event = told[index]
+        one.step(([event], [], [], []) if isinstance(event, AdmittedRequest) else ([], [event], [], []))
+    gauges = one.monitor.snapshot().gauges
+    assert (gauges.num_running, gauges.num_waiting) == (0, 1)
+
+
+def test_prompts_of_one_request_are_numbered_without_looking_at_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of prompts arrive under the lock of the client."""
+
+    def find(timelines: Timelines, request_id: str) -> list[Timeline]:
+        raise AssertionError("it looks at each of them")
+
+    engine = WatchedEngine(*SMALL, timeline_size=3)
+    with monkeypatch.context() as patched:
+        patched.setattr(Timelines, "find", find)
+        for number in range(5):
+            engine.outputs.add(
+                str(number), TokenizedPrompt(None, [1]), SamplingParams(), 100.0, [str(number)], label="x"
+            )
+    assert [timeline.number for timeline in engine.monitor.timelines("x")] == [2, 3, 4]
 
 
 def _stats(num_steps: int, hits: int, rejected: int) -> SchedulerStats:

@@ -44,6 +44,14 @@ def test_d6_a_request_that_fails_is_a_500_without_the_cause_and_others_are_as_ev
     run(main())
 
 
+@pytest.mark.parametrize("streams", [False, True])
+def test_api_02_parameters_that_forbid_every_token_are_a_400(faulty: ThreadServer, streams: bool) -> None:
+    body = {**BODY, "stream": streams, "allowed_token_ids": [7], "stop_token_ids": [7], "min_tokens": 2}
+    status, answer, _ = run(ask(faulty.url, body))
+    assert status == 400
+    assert "no token is left to sample: allowed_token_ids, min_tokens" in answer["error"]["message"]
+
+
 def test_api_13_a_fault_before_the_first_token_of_a_stream_is_a_plain_500(faulty: ThreadServer) -> None:
     status, body, headers = run(ask(faulty.url, {**fails_at(0), "stream": True}))
     assert status == 500

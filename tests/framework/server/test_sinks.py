@@ -157,18 +157,27 @@ def test_deferred_and_preempted_stand_there_when_there_are_any() -> None:
 
 
 def test_idle_twice_is_told_at_debug_and_without_stats_nothing_is_told() -> None:
-    monitor = Monitor(10)
+    engine = WatchedEngine(*SMALL)
     log = StatsLog(0.0)
-    levels = [line.level for now in (1.0, 2.0, 3.0) if (line := log.line(monitor.snapshot(), now)) is not None]
-    assert levels == [logging.INFO, logging.DEBUG, logging.DEBUG]
+
+    def level(now: float) -> int:
+        line = log.line(engine.monitor.snapshot(), now)
+        assert line is not None
+        return line.level
+
+    assert [level(1.0), level(2.0)] == [logging.DEBUG] * 2  # nothing has been active yet
+    engine.add("a", 8, max_tokens=2)
+    engine.run()
+    assert [level(3.0), level(4.0), level(5.0)] == [logging.INFO, logging.INFO, logging.DEBUG]
     assert StatsLog(0.0).line(Monitor(10, has_stats=False).snapshot(), 1.0) is None
 
 
+@pytest.mark.parametrize(("log_requests", "level"), [("true", logging.INFO), ("false", logging.DEBUG)])
 def test_the_server_logs_it_and_the_lines_about_requests(
-    tiny_llama_dir: Path, caplog: pytest.LogCaptureFixture
+    tiny_llama_dir: Path, caplog: pytest.LogCaptureFixture, log_requests: str, level: int
 ) -> None:
-    overrides = ("server.log_requests=true", "server.log_stats_interval=0.02")
-    with caplog.at_level(logging.INFO, "tokenyard.server"), running_server(overrides, model=tiny_llama_dir) as server:
+    overrides = (f"server.log_requests={log_requests}", "server.log_stats_interval=0.02")
+    with caplog.at_level(level, "tokenyard.server"), running_server(overrides, model=tiny_llama_dir) as server:
         _complete(server, extra_headers={"X-Request-Id": "my-label"})
         wait_for(lambda: any("(my-label): ended (length)" in text for text in caplog.messages), "no line")
         wait_for(lambda: any(text.startswith("Engine 000: Avg prompt") for text in caplog.messages), "no line")

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import pytest
+from tokenyard.catalogue import Catalogue
 from tokenyard.config import EngineConfig, ServerConfig
 from tokenyard.errors import EngineDeadError, ModelLoadError
 from tokenyard.server import supervisor as module
-from tokenyard.server.probes import unready_reason
+from tokenyard.server.health import unready_reason
+from tokenyard.server.run import _Running, _Starter
 from tokenyard.server.service import EngineState, Service
 from tokenyard.server.supervisor import Supervisor
+
+T = TypeVar("T")
 
 DEADLINE = 30.0  # seconds: liveness only
 
@@ -74,6 +79,13 @@ class Bench:
         return self.engines[-1]
 
 
+def run(main: Coroutine[object, object, T]) -> T:
+    async def limited() -> T:
+        return await asyncio.wait_for(main, DEADLINE)
+
+    return asyncio.run(limited())
+
+
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LAST_WORDS", 0.01)
@@ -96,7 +108,7 @@ def test_a_dead_engine_is_told_to_probes_and_then_ends_the_server() -> None:
             await running
         assert engine.is_shut_down
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_answers_that_are_going_out_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +125,7 @@ def test_answers_that_are_going_out_are_waited_for(monkeypatch: pytest.MonkeyPat
         with pytest.raises(EngineDeadError):
             await running
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_a_dead_engine_is_started_again_three_times_in_ten_minutes() -> None:
@@ -129,7 +141,7 @@ def test_a_dead_engine_is_started_again_three_times_in_ten_minutes() -> None:
             await running
         assert all(engine.is_shut_down for engine in bench.engines)
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_after_ten_minutes_it_may_die_again() -> None:
@@ -145,7 +157,7 @@ def test_after_ten_minutes_it_may_die_again() -> None:
         await bench.supervisor.close()
         assert bench.engines[-1].is_shut_down
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_a_first_start_that_fails_is_not_tried_again() -> None:
@@ -155,7 +167,7 @@ def test_a_first_start_that_fails_is_not_tried_again() -> None:
             await bench.supervisor.run()
         assert bench.num_starts == 1
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_a_start_after_a_death_is_tried_again_within_the_same_bound() -> None:
@@ -167,7 +179,7 @@ def test_a_start_after_a_death_is_tried_again_within_the_same_bound() -> None:
             await running
         assert bench.num_starts == 4
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_an_engine_that_was_dead_before_it_was_watched_is_noticed() -> None:
@@ -184,4 +196,54 @@ def test_an_engine_that_was_dead_before_it_was_watched_is_noticed() -> None:
         with pytest.raises(EngineDeadError, match="dead on arrival"):
             await bench.supervisor.run()
 
-    asyncio.run(main())
+    run(main())
+
+
+def test_a_signal_while_a_death_is_told_does_not_hide_the_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LAST_WORDS", DEADLINE)
+
+    async def main() -> None:
+        bench = Bench(restart=False)
+        running = asyncio.create_task(bench.supervisor.run())
+        engine = await bench.until_ready(1)
+        engine.die()
+        await bench.until(lambda: engine.is_shut_down)
+        running.cancel()
+        with pytest.raises(EngineDeadError, match="engine 1 died"):
+            await running
+
+    run(main())
+
+
+def test_an_engine_that_dies_after_the_event_loop_tells_nobody_and_fails_in_nothing() -> None:
+    async def main() -> FakeEngine:
+        bench = Bench(restart=False)
+        running = asyncio.create_task(bench.supervisor.run())
+        engine = await bench.until_ready(1)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        return engine
+
+    run(main()).die()
+
+
+@pytest.mark.parametrize("is_dead", [False, True])
+def test_an_engine_that_cannot_be_stopped_is_told_and_hides_no_death(
+    monkeypatch: pytest.MonkeyPatch, is_dead: bool
+) -> None:
+    class FailingSupervisor(Supervisor):
+        def begin(self) -> None:
+            """There is no engine."""
+
+        async def run(self) -> None:
+            if is_dead:
+                raise EngineDeadError("it died")
+
+        async def close(self) -> None:
+            raise RuntimeError("it does not stop")
+
+    monkeypatch.setattr("tokenyard.server.run.Supervisor", FailingSupervisor)
+    service = Service(config=EngineConfig(server=ServerConfig(port=0)))
+    starter = _Starter(service, Catalogue())
+    with pytest.raises(EngineDeadError if is_dead else RuntimeError, match="it d"):
+        run(_Running(service, starter, ()).run())

@@ -5,20 +5,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import openai
 import pytest
 from chat_calls import installed
-from http_server import ThreadServer, running_server, server_process, wait_for
+from http_server import DEADLINE, ThreadServer, running_server, server_process, wait_for
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenyard import AsyncLLM, SamplingParams
+from tokenyard import AsyncLLM, PolicyDescriptor, SamplingParams, SchedulerDescriptor
 from tokenyard.errors import EngineDeadError
+from tokenyard.interfaces import AdmitDecision, RequestView, SchedulerView, SchedulingPolicy
 from tokenyard.ipc.progress import EnginePhase, ProgressReading
+from tokenyard.ipc.stacks import save_stacks
 from tokenyard.launch.overrides import quote_text
+from tokenyard.scheduler.batch import BatchScheduler
+from tokenyard.scheduler_output import SchedulerOutput
 from tokenyard.server.watchdog import FIRST_STEP_GRACE, Watchdog, stall_of
+from tokenyard.testing import catalogue_with
 
 STEPPING, IDLE = EnginePhase.STEPPING, EnginePhase.IDLE
 PACKAGES = Path(__file__).resolve().parents[2] / "fixtures" / "packages"
@@ -30,11 +36,16 @@ class FakeEngine:
     def __init__(self) -> None:
         self.reading = ProgressReading(5, STEPPING, 0.0, 1)
         self.killed: list[str] = []
+        self.may_dump = threading.Event()
+        self.may_dump.set()
 
     def progress(self) -> ProgressReading:
         return self.reading
 
-    def dump_stacks(self) -> str:
+    def dump_stacks(self, path: Path | None = None) -> str:
+        self.may_dump.wait(DEADLINE)
+        if path is not None:
+            save_stacks("the stacks", path)
         return "the stacks"
 
     def kill(self, cause: str) -> None:
@@ -45,7 +56,11 @@ class FakeEngine:
 
 
 def look(watchdog: Watchdog, engine: FakeEngine) -> bool:
-    return asyncio.run(watchdog.look(engine, is_held_back=False))
+    """Once, with the stacks that are written for it."""
+    is_stalled = watchdog.look(engine)
+    if watchdog._writer is not None:
+        watchdog._writer.join(DEADLINE)
+    return is_stalled
 
 
 def test_the_ladder_warns_then_dumps_then_kills(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -101,27 +116,107 @@ def test_no_rung_is_left_out_even_when_nobody_looked_for_long(tmp_path: Path) ->
     st.floats(0, 1000),
     st.integers(0, 3),
     st.floats(0.1, 300),
-    st.booleans(),
 )
 def test_stalled_is_who_has_work_and_takes_no_step(
-    num_steps: int, phase: EnginePhase, seconds: float, num_unfinished: int, timeout: float, is_held_back: bool
+    num_steps: int, phase: EnginePhase, seconds: float, num_unfinished: int, timeout: float
 ) -> None:
     """2.3 #8: slow but moving is not, idle is not, held back by the policy is not."""
-    stall = stall_of(ProgressReading(num_steps, phase, seconds, num_unfinished), timeout, is_held_back=is_held_back)
-    if seconds < timeout or not num_unfinished or phase in (EnginePhase.STARTING, EnginePhase.ENDED):
-        assert stall is None
-    elif phase is STEPPING:
-        assert stall is not None
-    else:
-        assert (stall is None) == is_held_back
+    stall = stall_of(ProgressReading(num_steps, phase, seconds, num_unfinished), timeout, may_compile=True)
+    assert (stall is not None) == (seconds >= timeout and num_unfinished > 0 and phase in (STEPPING, IDLE))
 
 
 def test_a_first_step_that_compiles_has_time() -> None:
     first = ProgressReading(0, STEPPING, 60.0, 1)
-    assert stall_of(first, 5.0, is_held_back=False) is None
-    stall = stall_of(first._replace(seconds=FIRST_STEP_GRACE + 1), 5.0, is_held_back=False)
+    assert stall_of(first, 5.0, may_compile=True) is None
+    stall = stall_of(first._replace(seconds=FIRST_STEP_GRACE + 1), 5.0, may_compile=True)
     assert stall is not None
     assert stall.seconds == pytest.approx(6.0)
+    assert stall_of(first, 5.0) is not None  # on a CPU nothing compiles
+    assert stall_of(first._replace(num_steps=1), 5.0, may_compile=True) is not None
+
+
+def test_a_stall_is_seen_at_once_however_long_its_stacks_take(tmp_path: Path) -> None:
+    """And they keep nobody from killing an engine whose stacks never come."""
+    watchdog, engine = Watchdog(10.0, folder=tmp_path), FakeEngine()
+    engine.may_dump.clear()
+    try:
+        engine.stand_still(10.5)
+        assert watchdog.look(engine)
+        assert watchdog._writer is not None
+        assert watchdog._writer.is_alive()
+        engine.stand_still(31.0)
+        assert watchdog.look(engine)
+        assert not engine.killed
+        for seconds in (41.0, 80.0):
+            engine.stand_still(seconds)
+            assert watchdog.look(engine)
+        assert len(engine.killed) == 1
+    finally:
+        engine.may_dump.set()
+
+
+class Sleepy(BatchScheduler):
+    """Has requests and schedules none of them, while `sleeps` is set."""
+
+    sleeps = threading.Event()
+
+    def schedule(self) -> SchedulerOutput | None:
+        return None if self.sleeps.is_set() else super().schedule()
+
+
+SLEEPY = catalogue_with(
+    SchedulerDescriptor(
+        name="sleepy", api_version=(1, 5), factory=lambda options, context: Sleepy(context), takes_policy=True
+    )
+)
+
+
+class Closed(SchedulingPolicy):
+    """Defers everybody for as long as `is_closed`."""
+
+    is_closed = threading.Event()
+
+    def admit(self, request: RequestView, view: SchedulerView) -> AdmitDecision:
+        return AdmitDecision.defer("closed") if self.is_closed.is_set() else AdmitDecision.accept()
+
+    def wake_at(self, view: SchedulerView) -> float | None:
+        return view.now + 0.05
+
+
+CLOSED = catalogue_with(PolicyDescriptor(name="closed", api_version=(1, 5), factory=lambda options, context: Closed()))
+
+
+def test_an_engine_that_has_requests_and_takes_no_step_is_stalled_until_it_does(tiny_llama_dir: Path) -> None:
+    """2.3 #7: that it wakes up to look after its workers, more often than the timeout, changes nothing."""
+    with running_server(
+        ("scheduler=sleepy", "server.stall_timeout=2"), model=tiny_llama_dir, catalogue=SLEEPY
+    ) as running:
+        Sleepy.sleeps.set()
+        request = threading.Thread(target=complete, args=(running, 3))
+        request.start()
+        try:
+            wait_for(lambda: running.get("/readyz") == (503, '{"status":"stalled"}'), "it is never said to be stalled")
+        finally:
+            Sleepy.sleeps.clear()
+            request.join()
+        wait_for(lambda: running.get("/readyz")[0] == 200, "it stays unready")
+
+
+def test_an_engine_whose_requests_the_policy_holds_back_is_not_stalled(tiny_llama_dir: Path) -> None:
+    """2.3 #8, also where the engine tells nothing of that."""
+    overrides = ("scheduler=closed", "server.stall_timeout=0.2", "engine.log_stats=false")
+    with running_server(overrides, model=tiny_llama_dir, catalogue=CLOSED) as running:
+        Closed.is_closed.set()
+        request = threading.Thread(target=complete, args=(running, 3))
+        request.start()
+        try:
+            wait_for(lambda: running.llm.progress().phase is EnginePhase.HELD, "it is not held back")
+            held_since = time.monotonic()
+            while time.monotonic() - held_since < 1.0:
+                assert running.get("/readyz")[0] == 200
+        finally:
+            Closed.is_closed.clear()
+            request.join()
 
 
 def brake(path: Path, seconds: float = 0.0) -> str:

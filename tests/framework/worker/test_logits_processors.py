@@ -259,6 +259,7 @@ def test_a_size_that_is_none_fails_its_request_alone(size: object) -> None:
 def test_a_processor_changes_the_requests_that_ask_and_one_that_fails_ends_alone(
     tiny_llama_dir: Path, engine: str
 ) -> None:
+    """2.3 #5: the others have the tokens that they have without it."""
     greedy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
     def asking(size: object) -> SamplingParams:

@@ -105,7 +105,7 @@ FAILING: list[tuple[RowLogitsProcessor, str]] = [
 def test_a_logits_processor_that_fails_ends_its_row_alone(
     processor: RowLogitsProcessor, why: str, params: dict[str, float]
 ) -> None:
-    """One among 64: the other 63 have the tokens that they have without it."""
+    """2.3 #5, one among 64: the other 63 have the tokens that they have without it."""
     generator = torch.Generator().manual_seed(4)
     logits = torch.randn(64, V, generator=generator).tolist()
     rows = [Row(logits=row, params=params_of({"logprobs": 1, **params}), prompt=[1], output=[2]) for row in logits]
