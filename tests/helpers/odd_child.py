@@ -34,5 +34,5 @@ def main() -> None:
     elif task == "tell":
         print(":".join(sys.path), os.environ["ODD_SETTING"], os.environ["ODD_OTHER"], sep="|", flush=True)
     elif task == "exit":
-        sys.stderr.write("last words")
+        print("last words", end="", file=sys.stderr, flush=True)
         end_now(int(told.arguments[1]))
