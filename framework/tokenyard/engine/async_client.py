@@ -226,6 +226,7 @@ class AsyncClient:
             with self._lock:
                 engine_ids = self._outputs.engine_ids(request_ids)
             self._forget(request_ids)
+            submission.news.clear()  # of what is forgotten; no more is noted
             self._finish(engine_ids)
 
     def _expect(self, submission: Submission, rows: Sequence[_Row], now: float) -> None:

