@@ -148,6 +148,7 @@ def test_a_shape_that_the_model_or_the_cache_cannot_hold_is_refused(
     assert "kv_cache" in line
 
 
+@pytest.mark.slow
 def test_a_start_is_measured_in_processes_of_their_own(
     capsys: pytest.CaptureFixture[str], tiny_llama_dir: Path
 ) -> None:

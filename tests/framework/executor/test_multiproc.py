@@ -280,6 +280,7 @@ def test_the_death_of_an_idle_worker_is_noticed_by_check_health(tiny_llama_dir: 
         assert wait_until(is_noticed)
 
 
+@pytest.mark.slow
 def test_9_a_rank_that_is_stuck_is_named_after_the_configured_time(tiny_llama_dir: Path) -> None:
     """2.3 #9: a rank does not come to an operation of all; not torch's 30 minutes, and it is killed at the end."""
     with running(tiny_llama_dir, 2, collective_timeout=2.0) as executor:
@@ -350,7 +351,7 @@ def test_the_config_is_checked_in_every_process_by_the_same_rules(tiny_llama_dir
     executor.shutdown()
 
 
-@pytest.mark.parametrize("victim", ["rank", "engine"])
+@pytest.mark.parametrize("victim", ["rank", pytest.param("engine", marks=pytest.mark.slow)])
 def test_3_with_an_engine_in_a_process_of_its_own_nobody_outlives_the_others(tiny_llama_dir: Path, victim: str) -> None:
     """2.3 #1 and #3: an idle engine notices the end of a rank by itself, and ranks end with their engine."""
     overrides = ["engine.process=own", "executor=multiproc", "executor.tensor_parallel_size=2", "kv_cache.memory=16MiB"]

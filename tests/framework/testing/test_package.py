@@ -238,6 +238,7 @@ def test_the_only_part_of_descriptors_is_what_is_tested() -> None:
     assert policy.name == "only"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "checker", [["mypy", "--strict"], ["pyright", "--pythonpath", sys.executable]], ids=["mypy", "pyright"]
 )
