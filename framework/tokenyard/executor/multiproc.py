@@ -21,12 +21,12 @@ from tokenyard.interfaces.executor import (
     StepFuture,
     WorkerReport,
 )
+from tokenyard.ipc.config_values import worker_values
 from tokenyard.ipc.failures import error_from_message
 from tokenyard.ipc.handshake import components_of, own_identity
 from tokenyard.ipc.log_format import own_log_format
 from tokenyard.ipc.reports import ReportMessage, plan_to_message, report_from_message
 from tokenyard.ipc.steps import StepResultMessage, result_from_message, step_to_message
-from tokenyard.ipc.worker_config import worker_values
 from tokenyard.ipc.worker_messages import (
     CallMessage,
     FailureMessage,

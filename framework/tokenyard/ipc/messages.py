@@ -43,7 +43,7 @@ class Launch(msgspec.Struct, frozen=True, tag="launch"):
     """The first message: what the engine is to be."""
 
     identity: Identity
-    config: Mapping[str, object]  # see tokenyard.launch.config_values
+    config: Mapping[str, object]  # see `tokenyard.ipc.config_values`
     components: list[ComponentMessage]
     root_log_level: int
     log_level: int  # of the logger `tokenyard`

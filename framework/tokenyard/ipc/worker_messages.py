@@ -51,7 +51,7 @@ class JoinMessage(msgspec.Struct, frozen=True, tag="join"):
 
     identity: Identity
     components: list[ComponentMessage]
-    config: Mapping[str, object]  # see `tokenyard.ipc.worker_config`
+    config: Mapping[str, object]  # see `tokenyard.ipc.config_values`
     rank: int
     num_ranks: int
     folder: str  # where the ranks meet

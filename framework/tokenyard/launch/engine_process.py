@@ -15,6 +15,7 @@ from tokenyard.clock import MonotonicClock
 from tokenyard.engine.process_io import EngineIO, RestoreMetadata
 from tokenyard.engine.process_server import EngineServer
 from tokenyard.ipc.child import begin_child, die_with_parent, end_now
+from tokenyard.ipc.config_values import config_to_values
 from tokenyard.ipc.failures import error_to_message
 from tokenyard.ipc.handshake import check_components, check_identity, components_of, own_identity
 from tokenyard.ipc.log_format import own_log_format
@@ -22,7 +23,6 @@ from tokenyard.ipc.messages import Died, Ended, FromEngine, Hello, Launch, Ready
 from tokenyard.ipc.progress import EnginePhase, Progress, inherited_progress
 from tokenyard.ipc.reports import report_to_message
 from tokenyard.ipc.sockets import Channel
-from tokenyard.launch.config_values import config_to_values
 
 if TYPE_CHECKING:
     from tokenyard.catalogue import Catalogue

@@ -25,9 +25,9 @@ from tokenyard.errors import (
     TokenyardError,
     UserError,
 )
+from tokenyard.ipc.config_values import config_to_values
 from tokenyard.launch.build import build_engine_config
 from tokenyard.launch.compose import load_engine_config
-from tokenyard.launch.config_values import config_to_values
 from tokenyard.testing import catalogue_with
 
 THREE = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)

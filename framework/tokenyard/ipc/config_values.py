@@ -1,4 +1,4 @@
-"""An EngineConfig as the plain data that `build_engine_config` makes it of: what one process sends another."""
+"""An EngineConfig as the plain data that `tokenyard.launch.build` makes typed again: what one process sends another."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
         SchedulerConfig,
     )
 
+_OF_ENGINE = ("name", "options", "policy")
+
 
 def config_to_values(config: EngineConfig) -> dict[str, object]:
     """Every value, defaults included: what this process settled holds in the other one too.
@@ -26,16 +28,28 @@ def config_to_values(config: EngineConfig) -> dict[str, object]:
     Raises TypeError for an option that cannot be said in plain data.
     """
     return {
+        **worker_values(config),
         "engine": _component(config.engine),
         "scheduler": _scheduler(config.scheduler),
         "kv_cache": _component(config.kv_cache),
-        "attention": _component(config.attention),
-        "executor": _component(config.executor),
-        "model": dataclass_values(config.model),
-        "plugins": dataclass_values(config.plugins),
         "server": dataclass_values(config.server),
         "observers": [_component(row) for row in config.observers],
+    }
+
+
+def worker_values(config: EngineConfig) -> dict[str, object]:
+    """What a worker reads of it, by group and key; raises TypeError as `config_to_values`.
+
+    Left out is what works in the engine's process alone, such as the scheduler's policy: workers need not have it.
+    """
+    return {
+        "model": dataclass_values(config.model),
+        "plugins": dataclass_values(config.plugins),
+        "attention": _component(config.attention),
+        "executor": _component(config.executor),
         "logits_processors": [_component(row) for row in config.logits_processors],
+        "scheduler": _limits(config.scheduler),
+        "kv_cache": _limits(config.kv_cache),
         "seed": config.seed,
     }
 
@@ -60,3 +74,7 @@ def _scheduler(config: SchedulerConfig) -> dict[str, object]:
     values = _component(config)
     del values["policy"]
     return values if config.policy is None else {**values, "policy": _component(config.policy)}
+
+
+def _limits(config: SchedulerConfig | KVCacheConfig) -> dict[str, object]:
+    return {name: value for name, value in dataclass_values(config).items() if name not in _OF_ENGINE}
