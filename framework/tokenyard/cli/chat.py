@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tokenyard.cli.arguments import Parser, make_parser, parse, tell_progress
-from tokenyard.cli.conversation import HELP, converse
+from tokenyard.cli.conversation import HELP, Conversation, converse
 from tokenyard.cli.sampling_flags import add_sampling_flags, sampling_params
 from tokenyard.cli.terminal import say
 from tokenyard.errors import UserError
@@ -57,29 +57,23 @@ def main(arguments: Sequence[str]) -> int:
         params = sampling_params(given.flags, llm.get_default_sampling_params())
         if given.flags.system is not None and not llm.get_tokenizer().has_chat_template:
             raise UserError(f"model '{llm.model_config.model}' has no chat template, which --system needs")
-        conversation = Conversation(llm, params, system=given.flags.system, raw=given.flags.raw)
+        conversation = LocalConversation(llm, params, system=given.flags.system, raw=given.flags.raw)
         return 0 if converse(conversation, llm.model_config.model) else 1
 
 
-class Conversation:
-    """The messages so far; a turn that fails or is refused leaves them as they were."""
+class LocalConversation(Conversation):
+    """With a model of this process; a turn that fails or is refused leaves the messages as they were."""
 
     def __init__(self, llm: LLM, params: SamplingParams, *, system: str | None, raw: bool) -> None:
+        super().__init__(system)
         self._llm = llm
         self._params = params
         self._raw = raw or not llm.get_tokenizer().has_chat_template
-        self._opening = [] if system is None else [{"role": "system", "content": system}]
-        self._messages: list[dict[str, str]] = list(self._opening)
-
-    def reset(self) -> None:
-        """Forget every turn."""
-        self._messages = list(self._opening)
 
     def say(self, text: str) -> bool:
-        """Stream the answer to one message to stdout; False when there is an error instead."""
-        turn = [*self._messages, {"role": "user", "content": text}]
+        asked = self._asked(text)
         try:
-            prompt = self._llm.tokenize(text) if self._raw else self._llm.tokenize_chat(turn)
+            prompt = self._llm.tokenize(text) if self._raw else self._llm.tokenize_chat(asked)
         except UserError as error:
             say(f"error: {error} (/reset starts over)")
             return False
@@ -96,7 +90,7 @@ class Conversation:
             return False
         if output.outputs[0].finish_reason == "length":
             say("(cut: --max-tokens allows more)")
-        self._messages = [*turn, {"role": "assistant", "content": output.outputs[0].text}]
+        self._keep(asked, output.outputs[0].text)
         return True
 
 

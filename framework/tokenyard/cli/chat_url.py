@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tokenyard.cli.conversation import converse
+from tokenyard.cli.conversation import Conversation, converse
 from tokenyard.cli.sampling_flags import PARAMETERS
 from tokenyard.cli.terminal import say
 from tokenyard.client.connection import Connection, connect
@@ -33,10 +33,10 @@ def chat_with_server(given: Given) -> int:
         connection = runner.run(connect(endpoint, is_verified=not given.flags.insecure))
         try:
             model = choose_model(runner.run(list_models(connection)), name, endpoint.root)
-            talker = ServerConversation(
+            conversation = ServerConversation(
                 runner, connection, _fields(given, model), system=given.flags.system, raw=given.flags.raw
             )
-            return 0 if converse(talker, f"{model} at {endpoint.root}") else 1
+            return 0 if converse(conversation, f"{model} at {endpoint.root}") else 1
         finally:
             runner.run(connection.close())
 
@@ -64,8 +64,8 @@ def _fields(given: Given, model: str) -> dict[str, object]:
     return {"model": model, "stream": True, **sampling}
 
 
-class ServerConversation:
-    """The messages so far; a turn that fails leaves them as they were, of one that Ctrl-C ends its text is kept."""
+class ServerConversation(Conversation):
+    """With a server; a turn that fails leaves the messages as they were, of one that Ctrl-C ends its text is kept."""
 
     def __init__(
         self,
@@ -76,25 +76,19 @@ class ServerConversation:
         system: str | None,
         raw: bool,
     ) -> None:
+        super().__init__(system)
         self._runner = runner
         self._connection = connection
         self._fields = fields
         self._raw = raw
-        self._opening = [] if system is None else [{"role": "system", "content": system}]
-        self._messages: list[dict[str, str]] = list(self._opening)
-
-    def reset(self) -> None:
-        """Forget every turn."""
-        self._messages = list(self._opening)
 
     def say(self, text: str) -> bool:
-        """Stream the answer to one message to stdout; False when there is an error instead."""
-        turn = [*self._messages, {"role": "user", "content": text}]
+        asked = self._asked(text)
         pieces: list[str] = []
         finish_reason = None
         try:
-            asked: dict[str, object] = {"prompt": text} if self._raw else {"messages": turn}
-            finish_reason = self._runner.run(self._answer(asked, pieces))
+            body: dict[str, object] = {"prompt": text} if self._raw else {"messages": asked}
+            finish_reason = self._runner.run(self._answer(body, pieces))
         except KeyboardInterrupt:  # the request has been ended
             print()
         except RemoteError as error:
@@ -107,7 +101,7 @@ class ServerConversation:
         if finish_reason == "length":
             say("(cut: --max-tokens allows more)")
         if pieces:
-            self._messages = [*turn, {"role": "assistant", "content": "".join(pieces)}]
+            self._keep(asked, "".join(pieces))
         return True
 
     async def _answer(self, asked: Mapping[str, object], pieces: list[str]) -> str | None:
