@@ -26,6 +26,7 @@ from tokenyard.async_llm import AsyncLLM
 from tokenyard.catalogue import Catalogue
 from tokenyard.launch.compose import load_engine_config
 from tokenyard.launch.overrides import quote_override
+from tokenyard.server.app import create_app
 from tokenyard.server.http import HttpServer, make_http_server
 from tokenyard.server.listen import open_listener
 from tokenyard.server.service import EngineState, Service
@@ -161,7 +162,7 @@ def running_server(
     threads = set(threading.enumerate())
     service = Service(config=config)
     service.set_engine(AsyncLLM.from_parts(config, found), EngineState.READY)
-    server = make_http_server(service, api_keys)
+    server = make_http_server(config.server, create_app(service, api_keys))
     key = api_keys[0] if api_keys else "none"
     with open_listener(config.server) as listener:
         url = listener.address

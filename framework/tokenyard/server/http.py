@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ssl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Literal
 
 import uvicorn
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from tokenyard.config import ServerConfig
-    from tokenyard.server.service import Service
 
 _CLOSING = 1  # seconds for connections that are still open at the end
 
@@ -40,16 +39,18 @@ class HttpServer(uvicorn.Server):
             self.on_listening()
 
 
-def make_http_server(service: Service, api_keys: Sequence[str] = ()) -> HttpServer:
-    """A server of this service, to be given its listening socket; it ends once `should_exit` is true."""
-    from tokenyard.server.app import create_app
+def make_http_server(
+    config: ServerConfig,
+    app: ASGIApp,
+    on_listening: Callable[[], None] | None = None,
+    *,
+    lifespan: Literal["on", "off"] = "on",
+) -> HttpServer:
+    """A server to be given its listening socket; it ends once `should_exit` is true.
 
-    return HttpServer(_settings(service.config.server, create_app(service, api_keys), "on"))
-
-
-def make_early_server(config: ServerConfig, app: ASGIApp, on_listening: Callable[[], None]) -> HttpServer:
-    """The same for an application whose lifespan is somebody else's."""
-    server = HttpServer(_settings(config, app, "off"))
+    `lifespan="off"` is for an application whose lifespan is somebody else's.
+    """
+    server = HttpServer(_settings(config, app, lifespan))
     server.on_listening = on_listening
     return server
 

@@ -165,10 +165,10 @@ class _Running:
 
     async def _serve(self, listener: Listener, drain: Drain) -> None:
         from tokenyard.server.early import EarlyApp
-        from tokenyard.server.http import make_early_server
+        from tokenyard.server.http import make_http_server
 
         app = EarlyApp(self._service, self._make_app)
-        server = make_early_server(self._service.config.server, app, self._tell_listening)
+        server = make_http_server(self._service.config.server, app, self._tell_listening, lifespan="off")
         http = asyncio.create_task(server.serve([listener.socket]))
         making = asyncio.create_task(app.make())
         ends = [asyncio.create_task(drain.run()), asyncio.create_task(self._supervisor.run())]
