@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from tokenyard.ipc.child import begin_child, die_with_parent, end_now
+from tokenyard.ipc.child import begin_child, end_now
 from tokenyard.ipc.failures import error_to_message
 from tokenyard.ipc.handshake import check_components, check_identity, components_of
 from tokenyard.ipc.reports import PlanMessage, plan_from_message, report_to_message
@@ -83,7 +83,6 @@ class Rank:
             self._join(message)
         elif isinstance(message, PlanMessage):
             self._joined().allocate_kv_cache(plan_from_message(message))
-            die_with_parent()  # the executor removes the folder now
             self._send(ReturnMessage())
         else:
             self._call(self._joined(), message)

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import json
 import os
+import select
 import shutil
 import signal
 import sys
@@ -18,6 +19,7 @@ from typing import NoReturn
 from tokenyard.ipc.stacks import register_stacks
 
 _PR_SET_PDEATHSIG = 1
+_FOLDER_POLL = 0.05  # seconds between two looks at whether the parent has removed its folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +37,13 @@ def begin_child(on_end: Callable[[], None]) -> ChildArguments:
     its stdin or has gone: it has to see to it that the process ends soon. SIGINT and SIGTERM, which a terminal or a
     service manager may send to a whole group, are left to the parent. Output to stdout goes where stderr goes.
 
-    Where the parent gave a folder, this process removes it when the parent has gone, and the kernel must leave it the
-    time for that until it calls `die_with_parent`.
+    Where the parent gave a folder, this process removes it when the parent has gone before it could; the kernel, which
+    ends it with its parent at once, is asked to do so when the folder is no more.
     """
     told = json.loads(sys.argv[1])
     folder: str | None = told["folder"]
     if folder is None:
-        die_with_parent()
+        _die_with_parent()
         if os.getppid() != told["parent"]:
             end_now()  # it had ended before
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -57,8 +59,11 @@ def end_now(exit_code: int = 1) -> NoReturn:
     os._exit(exit_code)
 
 
-def die_with_parent() -> None:
-    """Linux ends this process with the thread that started it; elsewhere the end of stdin has to do."""
+def _die_with_parent() -> None:
+    """Linux ends this process with the thread that started it; elsewhere the end of stdin has to do.
+
+    The kernel keeps this for the thread that asks, which must not end before the process does.
+    """
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -73,10 +78,15 @@ def _take_stdin() -> int:
 
 
 def _watch(pipe: int, folder: str | None, on_end: Callable[[], None]) -> None:
+    if folder is not None:
+        while os.path.exists(folder):
+            if select.select([pipe], [], [], _FOLDER_POLL)[0] and not os.read(pipe, 4096):
+                shutil.rmtree(folder, ignore_errors=True)
+                on_end()
+                return
+        _die_with_parent()
     while os.read(pipe, 4096):
         pass
-    if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
     on_end()
 
 

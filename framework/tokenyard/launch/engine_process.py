@@ -14,7 +14,7 @@ import zmq
 from tokenyard.clock import MonotonicClock
 from tokenyard.engine.process_io import EngineIO, RestoreMetadata
 from tokenyard.engine.process_server import EngineServer
-from tokenyard.ipc.child import begin_child, die_with_parent, end_now
+from tokenyard.ipc.child import begin_child, end_now
 from tokenyard.ipc.config_values import config_to_values
 from tokenyard.ipc.failures import error_to_message
 from tokenyard.ipc.handshake import check_components, check_identity, components_of, own_identity
@@ -75,7 +75,6 @@ class _EngineProcess:
         last: FromEngine
         try:
             launch = io.launched.result()
-            die_with_parent()  # which is connected: it removes the folder now
             engine = _start(launch, io, self._clock)
         except BaseException as error:
             last = Died(error_to_message(error))

@@ -6,7 +6,7 @@ import gc
 import json
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -58,8 +58,16 @@ def check_idle(llm: LLM) -> None:
     assert stats.num_free_blocks == stats.num_total_blocks
 
 
-def executor_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("tokenyard-executor")]
+@pytest.fixture
+def executor_threads() -> Callable[[], list[threading.Thread]]:
+    """Those that began since the test did: the engine of another one may not have been collected yet."""
+    before = set(threading.enumerate())
+
+    def began() -> list[threading.Thread]:
+        threads = [thread for thread in threading.enumerate() if thread.name.startswith("tokenyard-executor")]
+        return [thread for thread in threads if thread not in before]
+
+    return began
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +190,7 @@ def test_driving_a_paused_engine_is_a_user_error_and_resuming_it_helps(llm: LLM)
 
 
 def test_a_failing_forward_pass_is_told_as_what_it_is_and_shutdown_still_works(
-    tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch, executor_threads: Callable[[], list[threading.Thread]]
 ) -> None:
     def fail(self: ModelRunner, output: object) -> None:
         raise ArithmeticError("bad weights")
@@ -197,7 +205,9 @@ def test_a_failing_forward_pass_is_told_as_what_it_is_and_shutdown_still_works(
     assert executor_threads() == []
 
 
-def test_no_thread_is_left_after_a_shutdown_a_failed_start_or_a_lost_engine(tiny_llama_dir: Path) -> None:
+def test_no_thread_is_left_after_a_shutdown_a_failed_start_or_a_lost_engine(
+    tiny_llama_dir: Path, executor_threads: Callable[[], list[threading.Thread]]
+) -> None:
     with start(tiny_llama_dir, ["kv_cache.num_blocks=64"]) as llm:
         llm.generate("hi", GREEDY, use_tqdm=False)
         assert len(executor_threads()) == 1
@@ -206,7 +216,7 @@ def test_no_thread_is_left_after_a_shutdown_a_failed_start_or_a_lost_engine(tiny
         start(tiny_llama_dir, ["kv_cache.memory=1KiB"])
     assert executor_threads() == []
     lost = start(tiny_llama_dir, ["kv_cache.num_blocks=64"])
-    threads = [thread for thread in threading.enumerate() if thread.name in executor_threads()]
+    threads = executor_threads()
     assert lost.generate("hi", GREEDY, use_tqdm=False)
     del lost, llm
     gc.collect()
@@ -215,7 +225,9 @@ def test_no_thread_is_left_after_a_shutdown_a_failed_start_or_a_lost_engine(tiny
     assert executor_threads() == []
 
 
-def test_the_command_line_takes_it(tiny_llama_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_takes_it(
+    tiny_llama_dir: Path, capsys: pytest.CaptureFixture[str], executor_threads: Callable[[], list[threading.Thread]]
+) -> None:
     answers = []
     for engine in ("sync", "overlap"):
         arguments = ["generate", "the", str(tiny_llama_dir), "--raw", "--json", "--max-tokens", "8", "--ignore-eos"]

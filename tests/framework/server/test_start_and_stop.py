@@ -98,6 +98,32 @@ def test_2_3_19_a_start_that_is_killed_before_the_engine_could_connect_leaves_no
         assert os.listdir(temporary) == []
 
 
+def test_2_3_19_a_start_that_is_killed_before_it_removed_the_folder_of_its_sockets_leaves_nothing(
+    tiny_llama_dir: Path,
+) -> None:
+    """Both ends are connected, the engine imports and loads."""
+    text = (
+        "import sys, time\n"
+        "from tokenyard import LLM\n"
+        "from tokenyard.ipc.sockets import SocketFolder\n"
+        "def remove(self):\n"
+        "    print('removes', flush=True)\n"
+        "    time.sleep(600)\n"
+        "SocketFolder.remove = remove\n"
+        "LLM(sys.argv[1], overrides=['engine.process=own'])\n"
+    )
+    with short_folder() as temporary:
+        command = [sys.executable, "-c", text, str(tiny_llama_dir)]
+        environment = {**os.environ, "TMPDIR": str(temporary)}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"removes\n"
+            (engine,) = psutil.Process(process.pid).children()
+            process.kill()
+        assert psutil.wait_procs([engine], timeout=DEADLINE)[1] == []
+        assert os.listdir(temporary) == []
+
+
 def test_a_log_says_what_is_served_and_how_it_ended_and_all_its_lines_look_alike(tiny_llama_dir: Path) -> None:
     with serving(tiny_llama_dir, "--api-key=a", "--api-key=b", "--num-gpu-blocks-override=64") as server:
         server.process.send_signal(signal.SIGTERM)
