@@ -44,6 +44,11 @@ class SchedulerConfig:
     max_num_batched_tokens: int = 2048  # tokens of one step, prefill and decode together
     enable_chunked_prefill: bool = True  # a long prompt may be computed over several steps
     long_prefill_token_threshold: int = 0  # longest prefill chunk of one request in a step; 0 = the whole budget
+    preempt_mode: Literal["recompute", "swap", "pause"] = "recompute"  # what becomes of the K/V of who loses its turn
+    predictor: str = "max_tokens"  # of output lengths, for policies that ask; or {name: NAME, OPTION: VALUE}
+    predictor_options: object = NO_OPTIONS
+    shadow: str | None = None  # a policy that is asked beside the one that decides, and reported on
+    shadow_options: object = NO_OPTIONS
     policy: PolicyConfig | None = None  # None for a scheduler that takes no policy
     options: object = NO_OPTIONS
 
@@ -66,8 +71,26 @@ class KVCacheConfig:
     memory: str | int | None = None  # of each rank: bytes, or "512MiB"; None: CPU a quarter of free RAM, at most 4 GiB
     gpu_memory_utilization: float = 0.92  # share of a GPU's memory for weights, activations and K/V
     enable_prefix_caching: bool = True  # share the K/V of equal beginnings
-    eviction: Literal["lru", "fifo"] = "lru"  # which cached block goes first: least recently used, or oldest content
+    eviction: str = "lru"  # the rule by which cached blocks go; or {name: NAME, OPTION: VALUE}
+    eviction_options: object = NO_OPTIONS
+    host_memory: str | int | None = None  # of each rank, for K/V that is swapped out: bytes, or "1GiB"; None = none
     options: object = NO_OPTIONS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyConfig:
+    """Group `latency`: how long a step is expected to take, for policies that ask; `none` = nobody says."""
+
+    name: str = "none"
+    options: object = NO_OPTIONS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceConfig:
+    """Group `trace`: a record of every decision, to be looked at and replayed."""
+
+    path: str | None = None  # of a new file, JSON Lines; None = no record
+    chrome: str | None = None  # of a new file for chrome://tracing or ui.perfetto.dev; None = none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +149,7 @@ class PluginsConfig:
     allow: tuple[str, ...] | None = None  # None = all; [] = no third-party plugin; else entry points or distributions
     disabled: tuple[str, ...] = ()  # entry points or distributions that are not even imported
     strict: bool = False  # any plugin that is broken or in conflict is an error, chosen or not
+    budget_us: float | None = None  # microseconds of a step that all plugins together may take; more is warned of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +206,8 @@ class EngineConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     plugins: PluginsConfig = field(default_factory=PluginsConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
+    latency: LatencyConfig = field(default_factory=LatencyConfig)
+    trace: TraceConfig = field(default_factory=TraceConfig)
     observers: tuple[ObserverConfig, ...] = ()
     logits_processors: tuple[LogitsProcessorConfig, ...] = ()  # in the order in which they run
     seed: int = 0  # the default of model.seed, workloads and policies

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tokenyard.interfaces.scheduler import Scheduler, SchedulerContext
     from tokenyard.platform import Platform
 
-PLUGIN_API: tuple[int, int] = (1, 5)
+PLUGIN_API: tuple[int, int] = (1, 6)
 """(major, minor) of the plugin contract: another major is refused, an older minor loads."""
 
 OptionsT = TypeVar("OptionsT")

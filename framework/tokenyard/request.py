@@ -87,3 +87,5 @@ class EngineCoreRequest:
     lora_name: str | None = None
     extra_keys: tuple[ExtraKey, ...] = ()  # content that token ids do not tell, in order of position
     metadata: Mapping[str, object] = field(default_factory=dict)  # of the active policy's metadata_type, by field name
+    # The length of its output, where a workload knows it. Only an oracle is told: see interfaces/predictor.py (API 1.6).
+    true_output_tokens: int | None = None

@@ -61,6 +61,15 @@ class BlockCopy(NamedTuple):
     group: int = 0  # KV group
 
 
+class HostTransfer(NamedTuple):
+    """Blocks to copy between the device and host memory before the step runs (since API 1.6)."""
+
+    block_ids: IntArray  # [N] on the device
+    host_block_ids: IntArray  # [N] from 0, below KVCachePlan.num_host_blocks
+    to_host: bool
+    group: int = 0  # KV group
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOutput:
     """One step. R = rows = requests that run in it; arrays of length R are in row order."""
@@ -83,6 +92,7 @@ class SchedulerOutput:
     paused: Sequence[Slot] = ()  # slots that keep their K/V but do not run
     block_copies: Sequence[BlockCopy] = ()
     kv_transfers: Sequence[object] = ()  # reserved for KV connectors; no built-in fills it
+    host_transfers: Sequence[HostTransfer] = ()  # made in this order, before block_copies (since API 1.6)
 
     @property
     def num_rows(self) -> int:

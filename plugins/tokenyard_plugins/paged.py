@@ -29,7 +29,7 @@ def _make(options: NoOptions, context: KVCacheManagerContext) -> KVCacheManager:
 def tokenyard_kv_cache_managers() -> Iterator[KVCacheManagerDescriptor[NoOptions]]:
     yield KVCacheManagerDescriptor(
         name="paged",
-        api_version=(1, 5),
+        api_version=(1, 6),
         summary="reference-counted blocks per KV group, prefix cache by chained sha256, eviction lru or fifo",
         factory=_make,
     )

@@ -62,7 +62,7 @@ def _make(options: PriorityOptions, context: PolicyContext) -> SchedulingPolicy:
 def tokenyard_policies() -> Iterator[PolicyDescriptor[PriorityOptions]]:
     yield PolicyDescriptor(
         name="priority",
-        api_version=(1, 5),
+        api_version=(1, 6),
         summary="the most urgent first (lower value), with optional ageing",
         options_type=PriorityOptions,
         factory=_make,

@@ -9,6 +9,7 @@ from tokenyard.interfaces.attention import (
     KVCacheLayout,
 )
 from tokenyard.interfaces.engine_core import EngineCore, EngineCoreContext, PauseMode
+from tokenyard.interfaces.eviction import EvictionContext, EvictionRule
 from tokenyard.interfaces.executor import (
     Executor,
     ExecutorContext,
@@ -28,6 +29,7 @@ from tokenyard.interfaces.kv_cache import (
     KVCacheUsage,
     KVRequest,
 )
+from tokenyard.interfaces.latency import LatencyModel, LatencyModelContext, StepLatency, StepLoad
 from tokenyard.interfaces.logits_processor import (
     LogitsProcessor,
     LogitsProcessorContext,
@@ -45,6 +47,7 @@ from tokenyard.interfaces.policy import (
     SchedulingPolicy,
     StepOutcome,
 )
+from tokenyard.interfaces.predictor import OutputLengthPredictor, PredictorContext
 from tokenyard.interfaces.scheduler import (
     RequestSnapshot,
     RequestStatus,
@@ -64,6 +67,8 @@ __all__ = [
     "AttentionSpec",
     "EngineCore",
     "EngineCoreContext",
+    "EvictionContext",
+    "EvictionRule",
     "Executor",
     "ExecutorContext",
     "ExtraKey",
@@ -77,13 +82,17 @@ __all__ = [
     "KVCachePlan",
     "KVCacheUsage",
     "KVRequest",
+    "LatencyModel",
+    "LatencyModelContext",
     "LogitsProcessor",
     "LogitsProcessorContext",
     "LogitsRequest",
     "Observer",
     "ObserverContext",
+    "OutputLengthPredictor",
     "PauseMode",
     "PolicyContext",
+    "PredictorContext",
     "PreemptMode",
     "Preemption",
     "RequestSnapshot",
@@ -96,6 +105,8 @@ __all__ = [
     "SchedulerView",
     "SchedulingPolicy",
     "StepFuture",
+    "StepLatency",
+    "StepLoad",
     "StepOutcome",
     "WaitReason",
     "WorkerReport",

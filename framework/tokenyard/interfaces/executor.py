@@ -50,6 +50,7 @@ class KVCachePlan:
     num_blocks: int
     block_size: int
     max_model_len: int | None = None  # prompt + output tokens of one request; None = the config's (since API 1.2)
+    num_host_blocks: int = 0  # in host memory, of the same size, for K/V that is swapped out (since API 1.6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tokenyard.arrays import IntArray
     from tokenyard.config import KVCacheConfig
     from tokenyard.kv_events import KVEvent
+    from tokenyard.scheduler_output import HostTransfer
 
 
 class ExtraKey(NamedTuple):
@@ -159,3 +160,25 @@ class KVCacheManager(ABC):
             parameter="inspect",
             value=None,
         )
+
+    # Since API 1.6; a manager for an older one has the defaults
+
+    def num_exclusive_blocks(self, request: KVRequest) -> int:
+        """Blocks that would be free if `request` gave up its own."""
+        return sum(int((table > 0).sum()) for table in self.block_ids(request))
+
+    def swap_out(self, request: KVRequest, num_computed_tokens: int) -> bool:
+        """Copy the K/V of the first `num_computed_tokens` tokens to host memory, before `free` gives its blocks back.
+
+        Steps in flight may still write some of them: the copies are made after those. From then on a `lookup` of the
+        request finds them, and `allocate` with that hit copies them back, until `forget_swapped`. Returns False, having
+        changed nothing, where there is no such memory, or too little of it is free.
+        """
+        return False
+
+    def forget_swapped(self, request: KVRequest) -> None:
+        """Drop what host memory has of `request`; called when one ends that was swapped out. Nothing there is no error."""
+
+    def take_transfers(self) -> Sequence[HostTransfer]:
+        """Copies between device and host that are due since the last call, in order: before the next step runs."""
+        return ()

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from random import Random
 
+    from tokenyard.interfaces.latency import StepLatency
+    from tokenyard.interfaces.predictor import OutputLengthPredictor
     from tokenyard.request import FinishReason, ServiceLevel
 
 
@@ -33,11 +35,15 @@ class AdmitDecision(NamedTuple):
 
 
 class PreemptMode(str, Enum):
-    """What happens to a victim's K/V."""
+    """What happens to the K/V of a request that loses its turn.
 
-    RECOMPUTE = "recompute"
-    SWAP = "swap"
-    PAUSE = "pause"
+    Where blocks are short, PAUSE gives none back: RECOMPUTE is then used instead, as it is for SWAP where the K/V
+    manager has no room in host memory.
+    """
+
+    RECOMPUTE = "recompute"  # given up; the request waits again, and computes it once more
+    SWAP = "swap"  # moved to host memory; the request waits again, and it comes back with it
+    PAUSE = "pause"  # kept on the device; the request stays among `running`, and holds no place of `max_num_seqs`
 
 
 class RequestView(Protocol):
@@ -51,6 +57,14 @@ class RequestView(Protocol):
 
     @property
     def num_prompt_tokens(self) -> int: ...
+    @property
+    def arrival_tokens(self) -> int:
+        """What `SchedulerView.token_clock` was when it arrived (since API 1.6)."""
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether it is among `SchedulerView.running` and did not run in the last step (since API 1.6)."""
+
     @property
     def num_computed_tokens(self) -> int:
         """Tokens whose K/V is there: prefix hits included, steps in flight not."""
@@ -114,16 +128,38 @@ class SchedulerView(Protocol):
 
     @property
     def running(self) -> Sequence[RequestView]:
-        """In admission order."""
+        """In admission order, those included that are paused."""
 
     def waiting(self, limit: int) -> Sequence[RequestView]:
         """The first `limit` requests in line."""
 
+    @property
+    def token_clock(self) -> int:
+        """Tokens that were computed so far for all requests together: time that runs with the work (since API 1.6)."""
+
+    @property
+    def predictor(self) -> OutputLengthPredictor:
+        """What says how long outputs will be: `scheduler.predictor` (since API 1.6)."""
+
+    @property
+    def latency(self) -> StepLatency:
+        """What says how long a step takes: the group `latency` (since API 1.6).
+
+        Raises PluginError where none is configured; a policy that needs one had better refuse to be made without:
+        see `PolicyContext.has_latency`.
+        """
+
     def num_blocks(self, request: RequestView) -> int:
         """Blocks in the tables of `request`, shared ones included."""
 
+    def num_exclusive_blocks(self, request: RequestView) -> int:
+        """Blocks that nobody else holds: what preempting `request` would give back (since API 1.6)."""
+
     def hit_tokens(self, request: RequestView) -> int:
-        """Prompt tokens of `request` that the prefix cache would save now; no side effects."""
+        """Prompt tokens of `request` that the prefix cache would save now; no side effects.
+
+        Looked up once for as long as the cache does not change, whoever asks.
+        """
 
 
 class StepOutcome(NamedTuple):
@@ -151,6 +187,8 @@ class PolicyContext:
     seed: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    preempt_mode: PreemptMode = PreemptMode.RECOMPUTE  # `scheduler.preempt_mode` (since API 1.6)
+    has_latency: bool = False  # whether a latency model is configured: see `SchedulerView.latency` (since API 1.6)
 
 
 class SchedulingPolicy:
@@ -163,11 +201,18 @@ class SchedulingPolicy:
     A scheduler names the methods that it asks (`Scheduler.decision_points`); a policy that overrides another one is
     refused at launch, by name, rather than half obeyed.
 
+    A policy cannot stop an engine: where it holds back everything that could run, and names no later time (`wake_at`),
+    the step is made as if it had no opinion, and that is logged once.
+
     `may_starve` (API 1.2): a request may wait for ever under a steady load, because that is what the policy is for;
     the contract suite then does not ask for bounded waiting.
+
+    `waiting_window` (API 1.6): how many requests from the front of the line `waiting_order` is given at most. It bounds
+    what a step costs however long the line is.
     """
 
     may_starve: bool = False
+    waiting_window: int = 128
 
     # Decision points
 
@@ -186,11 +231,18 @@ class SchedulingPolicy:
         return ()
 
     def waiting_order(self, window: Sequence[RequestView], view: SchedulerView) -> Sequence[RequestView]:
-        """A new order of the first requests in line, for keys that change while a request waits."""
+        """The first requests in line, in the order in which they may enter: for keys that change while they wait.
+
+        Asked in each step in which somebody may enter. Whoever is left out does not enter in this step.
+        """
         return window
 
     def running_order(self, running: Sequence[RequestView], view: SchedulerView) -> Sequence[RequestView]:
-        """Who gets tokens first in this step."""
+        """Who gets tokens first in this step; whoever is left out loses its turn, in its `preempt_mode`.
+
+        That leaves a place free for somebody who waits. `running` is in admission order, with those paused earlier: to
+        return one of them is to let it go on. More than `max_running` are cut off behind.
+        """
         return running
 
     def token_budget(self, view: SchedulerView) -> int | None:
@@ -198,30 +250,37 @@ class SchedulingPolicy:
         return None
 
     def prefill_budget(self, view: SchedulerView) -> int | None:
-        """Tokens of this step that prefills may take; None = all that decodes leave."""
+        """Tokens of this step that prefills may take, running and new ones; None = all that decodes leave."""
         return None
 
     def chunk_size(self, request: RequestView, num_left: int, view: SchedulerView) -> int:
-        """Tokens of `request`'s prefill in this step, 0 to `num_left`."""
+        """Tokens of `request`'s prefill in this step, 0 to `num_left`; with 0 it does not run, or enter, in this step.
+
+        `num_left` is what the prompt, the budgets and `long_prefill_token_threshold` leave.
+        """
         return num_left
 
     def victim(self, candidates: Sequence[RequestView], num_blocks_needed: int, view: SchedulerView) -> RequestView:
         """Who gives up its blocks when `num_blocks_needed` are missing. The default is the one admitted last.
 
-        Candidates are in admission order, never empty, and none of them has run in this step.
+        Candidates are in admission order, never empty, and none of them has run in this step. Where a paused request is
+        in the way of one that enters, they are the paused ones.
         """
         return candidates[-1]
 
-    def preempt_mode(self, request: RequestView, view: SchedulerView) -> PreemptMode:
-        """What to do with a victim's K/V."""
-        return PreemptMode.RECOMPUTE
+    def preempt_mode(self, request: RequestView, view: SchedulerView) -> PreemptMode | None:
+        """What to do with the K/V of a request that loses its turn; None = as `scheduler.preempt_mode` says."""
+        return None
 
     def requeue_key(self, request: RequestView, view: SchedulerView) -> object | None:
         """Sort key of a preempted request; None puts it in front of everything that waits."""
         return None
 
     def max_running(self, view: SchedulerView) -> int | None:
-        """Requests running at once, at most the configured number; None = the configured number."""
+        """Requests running at once, paused ones not counted; at most the configured number, None = that number.
+
+        A smaller number than are running lets nobody enter; it stops nobody who runs.
+        """
         return None
 
     def wake_at(self, view: SchedulerView) -> float | None:

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from tokenyard.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tokenyard.clock import Clock
     from tokenyard.config import SchedulerConfig
     from tokenyard.engine_outputs import EngineCoreOutputs, FinishedRequest, RequestEvent, SchedulerStats
     from tokenyard.interfaces.kv_cache import KVCacheManager
-    from tokenyard.interfaces.policy import SchedulingPolicy
+    from tokenyard.interfaces.latency import LatencyModel
+    from tokenyard.interfaces.policy import RequestView, SchedulingPolicy
+    from tokenyard.interfaces.predictor import OutputLengthPredictor
     from tokenyard.request import EngineCoreRequest, FinishReason
     from tokenyard.runner_output import ModelRunnerOutput
     from tokenyard.scheduler_output import SchedulerOutput
@@ -36,6 +38,10 @@ class SchedulerContext:
     prefix_caching: bool  # whether look-ups of prompts count as prefix-cache queries
     seed: int
     log_stats: bool = True  # whether outputs carry stats (since API 1.2)
+    latency: LatencyModel | None = None  # for policies (since API 1.6)
+    # Makes the output-length predictor for policies; it is given what the scheduler knows of true lengths (API 1.6)
+    make_predictor: Callable[[Callable[[RequestView], int]], OutputLengthPredictor] | None = None
+    shadow: SchedulingPolicy | None = None  # asked beside the policy, and never obeyed (since API 1.6)
 
 
 class RequestStatus(str, Enum):

@@ -43,7 +43,7 @@ def tokenyard_policies() -> Iterator[PolicyDescriptor[SJFOptions]]:
     """Found through the entry point group `tokenyard` of pyproject.toml."""
     yield PolicyDescriptor(
         name="sjf",
-        api_version=(1, 5),
+        api_version=(1, 6),
         summary="shortest job first, by prompt and allowed output, with optional ageing",
         options_type=SJFOptions,
         factory=make_policy,
