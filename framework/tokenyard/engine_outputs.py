@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -58,6 +58,62 @@ class RequestEvent:
     at: float  # engine-clock seconds
     num_tokens: int = 0  # chunk: computed; preempted: computed before, and lost; resumed: of those, still in the cache
     reason: str | None = None  # preempted: why, a WaitReason or a word of the scheduler's; deferred: the policy's words
+    mode: str | None = None  # preempted: a PreemptMode, what became of its K/V (since API 1.6)
+
+
+class PluginTime(NamedTuple):
+    """What one method of one plugin took since the start (since API 1.6)."""
+
+    kind: str  # policy, shadow, observer, kv_cache, ...
+    plugin: str  # the name under which it is chosen
+    point: str  # the method
+    seconds: float  # what it spent in other timed plugins taken out
+    num_calls: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginStats:
+    """What plugins cost, by the engine's own timers (since API 1.6). They count since the start, and lag a few steps.
+
+    The K/V manager, its eviction rule, the predictor and the latency model are timed only with `plugins.budget_us`.
+    """
+
+    times: tuple[PluginTime, ...] = ()
+    step_seconds: float = 0.0  # of steps, from beginning to end by the wall, models and plugins included
+    num_over_budget: int = 0  # windows of 100 steps in which plugins took more than `plugins.budget_us`
+
+
+class ShadowPoint(NamedTuple):
+    """How often a shadow policy was compared with the acting one at a decision point (since API 1.6)."""
+
+    point: str  # a method of SchedulingPolicy; `waiting_order`: who enters next
+    num_agreed: int
+    num_otherwise: int
+
+
+class ShadowDecision(NamedTuple):
+    """A decision that a shadow policy would have made otherwise (since API 1.6)."""
+
+    point: str
+    request_id: str | None  # about which one, if about one
+    actual: str  # in words
+    shadow: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowStats:
+    """What came of `scheduler.shadow` so far (since API 1.6)."""
+
+    policy: str
+    points: tuple[ShadowPoint, ...] = ()
+    is_on: bool = True  # False: it has failed, and is asked no more
+
+    def __str__(self) -> str:
+        counts = [
+            f"{one.point} {one.num_otherwise} of {one.num_agreed + one.num_otherwise} times" for one in self.points
+        ]
+        failed = "" if self.is_on else "; it failed, and was switched off"
+        return f"shadow policy '{self.policy}' would have decided otherwise: {', '.join(counts) or 'never'}{failed}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +142,9 @@ class SchedulerStats:
     wait_reason: str | None = None  # a WaitReason: why the first request in line waits
     num_waiting_by_reason: Mapping[str, int] = field(default_factory=dict)  # by WaitReason (since API 1.5)
     num_rejected_by_reason: Mapping[str, int] = field(default_factory=dict)  # a counter (since API 1.5)
+    plugins: PluginStats | None = field(default=None, compare=False)  # no two runs take the same time (since API 1.6)
+    num_paused: int = 0  # of the running: they have lost their turn, and hold no place of max_num_seqs (since API 1.6)
+    shadow: ShadowStats | None = None  # with `scheduler.shadow` (since API 1.6)
 
     @property
     def kv_cache_usage(self) -> float:

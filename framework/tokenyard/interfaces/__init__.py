@@ -47,7 +47,7 @@ from tokenyard.interfaces.policy import (
     SchedulingPolicy,
     StepOutcome,
 )
-from tokenyard.interfaces.predictor import OutputLengthPredictor, PredictorContext
+from tokenyard.interfaces.predictor import OutputLengthPredictor, PredictorContext, possible_output_len
 from tokenyard.interfaces.scheduler import (
     RequestSnapshot,
     RequestStatus,
@@ -110,4 +110,5 @@ __all__ = [
     "StepOutcome",
     "WaitReason",
     "WorkerReport",
+    "possible_output_len",
 ]

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tokenyard.interfaces.executor import Executor
     from tokenyard.interfaces.observer import Observer
     from tokenyard.interfaces.scheduler import Scheduler
+    from tokenyard.plugin_times import PluginTimes
     from tokenyard.request import EngineCoreRequest, FinishReason
 
 
@@ -38,6 +39,7 @@ class EngineCoreContext:
     clock: Clock
     observers: Sequence[Observer] = ()
     log_stats: bool = True  # whether outputs without a step carry stats too (since API 1.5)
+    plugin_times: PluginTimes | None = None  # told how long each step took; None = nobody asks (since API 1.6)
 
 
 class EngineCore(ABC):

@@ -21,7 +21,8 @@ class EvictionRule(ABC):
     """The free ones of the blocks 1 .. num_blocks; a new rule has them all, without content, in the order of their ids.
 
     A block pool calls it (since API 1.6). A free block keeps its content until `pop` hands it out; `remove` takes it
-    out for that content.
+    out for that content. Nothing but the calls decides: no clock, no random numbers without a seed of its own.
+    `tokenyard.kv_cache` has `EmptyFirst` and `RankedEviction` to derive from.
     """
 
     @abstractmethod
@@ -39,14 +40,18 @@ class EvictionRule(ABC):
 
     @abstractmethod
     def remove(self, block_id: int) -> None:
-        """Take one free block out of its place, because its content is hit."""
+        """Take one free block, with content, out of its place: it is hit."""
 
     @abstractmethod
     def append(self, block_ids: Iterable[int]) -> None:
         """These are free from now on; of equals, the first goes first."""
 
     def on_written(self, block_ids: Sequence[int]) -> None:  # noqa: B027 - a rule may not care
-        """The content of these blocks became final, all at once; they are in the order of their tokens."""
+        """The content of these blocks became final, all at once; they are in the order of their tokens.
+
+        None of them is free. What the rule knew of an earlier content of theirs is void, whether `pop` handed them out
+        since or not.
+        """
 
     def on_hit(self, block_ids: Sequence[int]) -> None:  # noqa: B027 - the same
         """The content of these blocks serves one more request; `remove` was called for those that were free."""

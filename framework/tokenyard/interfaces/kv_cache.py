@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from tokenyard.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from tokenyard.arrays import IntArray
     from tokenyard.config import KVCacheConfig
+    from tokenyard.interfaces.eviction import EvictionRule
     from tokenyard.kv_events import KVEvent
+    from tokenyard.request import Retention
     from tokenyard.scheduler_output import HostTransfer
 
 
@@ -56,12 +58,18 @@ class KVRequest(Protocol):
     def extra_keys(self) -> Sequence[ExtraKey]:
         """In order of `start` (since API 1.2)."""
 
+    @property
+    def retention(self) -> Retention:
+        """How long its content is worth keeping (since API 1.6)."""
+
 
 class Hit(NamedTuple):
     """Tokens at the start of a request whose K/V the cache holds already."""
 
     tokens: int  # a multiple of the block size, always below num_tokens: something is left to compute
     pending: bool = False  # some of it is written only by the step being scheduled
+    # Of `tokens`, those that no prefix cache would have given: host memory has them, swapped out (since API 1.6)
+    swapped: int = 0
 
 
 class Allocation(NamedTuple):
@@ -86,6 +94,9 @@ class KVCacheManagerContext:
     num_blocks: int
     group_windows: Sequence[int | None] = (None,)  # per KV group: its sliding window in tokens, or None
     records_events: bool = False  # whether somebody wants `take_events` (since API 1.2)
+    # Makes the rule that `config.eviction` names, for so many blocks; None = least recently used (since API 1.6)
+    make_eviction: Callable[[int], EvictionRule] | None = None
+    num_host_blocks: int = 0  # in host memory, for K/V that is swapped out: KVCachePlan.num_host_blocks (since API 1.6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +105,7 @@ class KVCacheInspection:
 
     ref_counts: Mapping[int, int]  # of every usable block id
     cached_hashes: frozenset[bytes]  # keys under which a block can be found
+    host: KVCacheUsage = KVCacheUsage(0, 0)  # free and total blocks in host memory (since API 1.6)
 
 
 class KVCacheManager(ABC):
@@ -163,16 +175,32 @@ class KVCacheManager(ABC):
 
     # Since API 1.6; a manager for an older one has the defaults
 
+    @property
+    def prefix_version(self) -> int | None:
+        """A number that stands still for as long as `lookup` answers as before; None = nobody knows."""
+        return None
+
     def num_exclusive_blocks(self, request: KVRequest) -> int:
         """Blocks that would be free if `request` gave up its own."""
         return sum(int((table > 0).sum()) for table in self.block_ids(request))
 
+    def prefix_hashes(self, request: KVRequest) -> Sequence[bytes]:
+        """Names of the blocks at the start of `request` that a `lookup` may find, whether or not it does now.
+
+        In order, without gaps; equal names = equal content of the block and all before it. Changes nothing that others
+        see. Empty where nothing may be found, or the manager gives no names.
+        """
+        return ()
+
     def swap_out(self, request: KVRequest, num_computed_tokens: int) -> bool:
         """Copy the K/V of the first `num_computed_tokens` tokens to host memory, before `free` gives its blocks back.
 
-        Steps in flight may still write some of them: the copies are made after those. From then on a `lookup` of the
-        request finds them, and `allocate` with that hit copies them back, until `forget_swapped`. Returns False, having
-        changed nothing, where there is no such memory, or too little of it is free.
+        Steps in flight may still write some of them: the copies are made after those, and wait for `take_transfers`.
+        Only whole blocks are copied. From then on a `lookup` of the request finds them, also when it skips the prefix
+        cache, and `allocate` with that hit copies them back; host memory is free again once it was admitted, with
+        whatever hit, or after `forget_swapped` or `reset`. Returns False, having changed nothing, where there is no
+        such memory, too little of it is free, or there is no whole block. Call `forget_swapped` when what was in flight
+        turns out to have computed other tokens than the request has now.
         """
         return False
 

@@ -134,6 +134,13 @@ class SchedulerView(Protocol):
         """The first `limit` requests in line."""
 
     @property
+    def num_waiting_by_client(self) -> Mapping[str | None, int]:
+        """How many requests of each client are in line; clients with none are left out (since API 1.6).
+
+        None stands for all requests without a client id. In `on_arrival` those that arrive are not in line yet.
+        """
+
+    @property
     def token_clock(self) -> int:
         """Tokens that were computed so far for all requests together: time that runs with the work (since API 1.6)."""
 
@@ -159,6 +166,13 @@ class SchedulerView(Protocol):
         """Prompt tokens of `request` that the prefix cache would save now; no side effects.
 
         Looked up once for as long as the cache does not change, whoever asks.
+        """
+
+    def prefix_hashes(self, request: RequestView) -> Sequence[bytes]:
+        """Names of the blocks at the start of `request` that a cache could share, cached or not (since API 1.6).
+
+        Two requests whose names are equal at one place begin alike up to the end of that block. What the last known
+        token is in has no name. Empty where the K/V manager knows none, or the request skips the prefix cache.
         """
 
 
@@ -209,10 +223,14 @@ class SchedulingPolicy:
 
     `waiting_window` (API 1.6): how many requests from the front of the line `waiting_order` is given at most. It bounds
     what a step costs however long the line is.
+
+    `window_by_client` (API 1.6): the window takes clients in turn, in the order of their first requests: the first of
+    each, then the second of each, ... So one client's many requests do not hide another's from `waiting_order`.
     """
 
     may_starve: bool = False
     waiting_window: int = 128
+    window_by_client: bool = False
 
     # Decision points
 

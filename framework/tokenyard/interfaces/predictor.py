@@ -31,7 +31,8 @@ class OutputLengthPredictor(ABC):
     """Asked by policies through their view, in the engine process, from one thread (since API 1.6).
 
     Predictions may depend on nothing but the request, what was finished so far and the seed: two calls without an event
-    between them give the same number.
+    between them give the same number. A request that lives has at least one more token to come, and none beyond its
+    limit: see `possible_output_len`.
     """
 
     @abstractmethod
@@ -44,3 +45,8 @@ class OutputLengthPredictor(ABC):
 
     def on_finish(self, request: RequestView) -> None:  # noqa: B027 - many do not learn
         """A request has ended by itself, with `num_output_tokens`: for predictors that learn."""
+
+
+def possible_output_len(request: RequestView, length: float) -> float:
+    """`length`, or the nearest number of output tokens that a request which has not ended can have (since API 1.6)."""
+    return max(request.num_output_tokens + 1, min(length, request.max_output_tokens))

@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 
     from tokenyard.clock import Clock
     from tokenyard.config import SchedulerConfig
-    from tokenyard.engine_outputs import EngineCoreOutputs, FinishedRequest, RequestEvent, SchedulerStats
+    from tokenyard.engine_outputs import EngineCoreOutputs, FinishedRequest, RequestEvent, SchedulerStats, ShadowDecision
     from tokenyard.interfaces.kv_cache import KVCacheManager
     from tokenyard.interfaces.latency import LatencyModel
     from tokenyard.interfaces.policy import RequestView, SchedulingPolicy
     from tokenyard.interfaces.predictor import OutputLengthPredictor
+    from tokenyard.plugin_times import PluginTimes
     from tokenyard.request import EngineCoreRequest, FinishReason
     from tokenyard.runner_output import ModelRunnerOutput
     from tokenyard.scheduler_output import SchedulerOutput
@@ -42,6 +43,7 @@ class SchedulerContext:
     # Makes the output-length predictor for policies; it is given what the scheduler knows of true lengths (API 1.6)
     make_predictor: Callable[[Callable[[RequestView], int]], OutputLengthPredictor] | None = None
     shadow: SchedulingPolicy | None = None  # asked beside the policy, and never obeyed (since API 1.6)
+    plugin_times: PluginTimes | None = None  # counts what a policy takes; None = nobody asks (since API 1.6)
 
 
 class RequestStatus(str, Enum):
@@ -85,6 +87,7 @@ class RequestSnapshot(NamedTuple):
     num_preemptions: int
     wait_reason: WaitReason | None  # None while it runs
     wait_detail: str | None = None  # numbers or the policy's words, for people
+    is_paused: bool = False  # it runs, but has lost its turn (since API 1.6)
 
 
 class SchedulerSnapshot(NamedTuple):
@@ -175,4 +178,10 @@ class Scheduler(ABC):
 
         A loop calls it whenever it has no step to update, after `take_finished`.
         """
+        return ()
+
+    # Since API 1.6; a scheduler for an older one has the default
+
+    def take_shadow_decisions(self) -> Sequence[ShadowDecision]:
+        """Where `SchedulerContext.shadow` would have decided otherwise since the last call, the last ones at least."""
         return ()

@@ -13,74 +13,106 @@ from tokenyard.engine_outputs import (
     FinishedRequest,
     RequestEvent,
     SchedulerStats,
+    ShadowDecision,
 )
 from tokenyard.errors import ValidationError
-from tokenyard.interfaces.policy import RequestView, SchedulingPolicy, StepOutcome
+from tokenyard.interfaces.policy import PreemptMode, RequestView
 from tokenyard.interfaces.scheduler import RequestStatus, Scheduler, SchedulerContext, SchedulerSnapshot, WaitReason
 from tokenyard.request import FinishReason
-from tokenyard.scheduler.admission import Admission
+from tokenyard.scheduler.admission import Admission, newly_admitted
 from tokenyard.scheduler.counters import Counters
 from tokenyard.scheduler.deadlines import Deadlines
 from tokenyard.scheduler.events import RequestEvents
+from tokenyard.scheduler.growth import BlockGrowth
+from tokenyard.scheduler.landing import Landing
 from tokenyard.scheduler.limits import limits_of
-from tokenyard.scheduler.policy_calls import PolicyCalls
-from tokenyard.scheduler.preemption import BlockGrowth
+from tokenyard.scheduler.policy_calls import DECISION_POINTS
+from tokenyard.scheduler.predictions import TrueLengths
+from tokenyard.scheduler.preemption import Preemptor
 from tokenyard.scheduler.request_state import Request
-from tokenyard.scheduler.running import Landed, RunningBatch
+from tokenyard.scheduler.running import RunningBatch
 from tokenyard.scheduler.sampled import SampledTokens, Taken
-from tokenyard.scheduler.slots import SAMPLED, STEPS, TOKENS, SlotTable
+from tokenyard.scheduler.shadow import shadowed_calls
+from tokenyard.scheduler.slots import SlotTable
 from tokenyard.scheduler.step import StepBuilder
+from tokenyard.scheduler.step_latency import step_latency
+from tokenyard.scheduler.step_time import StepTime
+from tokenyard.scheduler.turns import RunningTurns
 from tokenyard.scheduler.view import PolicyView
 from tokenyard.scheduler.waiting import WaitingQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from tokenyard.arrays import IntArray, LongArray
     from tokenyard.request import EngineCoreRequest
     from tokenyard.runner_output import ModelRunnerOutput, PromptLogprobs
     from tokenyard.scheduler_output import SchedulerOutput
 
 logger = logging.getLogger(__name__)
 
+_BY_ITSELF = (FinishReason.STOP, FinishReason.LENGTH)  # ends that say how long an output was
+
 
 class BatchScheduler(Scheduler):
     """Order of a step: running decodes, running prefills in admission order, then waiting requests by the policy's key.
 
-    The first waiting request that does not fit ends the admission: nobody overtakes it. Decoding that lacks a block
-    preempts the policy's victim, which is recomputed later. Any number of steps may be in flight: a row may be
-    scheduled again before its token has arrived, and what a step in flight still names is not given away.
+    The policy may order both otherwise. The first waiting request that does not fit ends the admission: nobody
+    overtakes it. Decoding that lacks a block preempts the policy's victim. Any number of steps may be in flight: a row
+    may be scheduled again before its token has arrived, and what a step in flight still names is not given away.
     """
 
-    decision_points = frozenset({"admit", "waiting_key", "victim", "requeue_key", "wake_at"})
+    decision_points = DECISION_POINTS
 
     def __init__(self, context: SchedulerContext, *, name: str = "batch") -> None:
         config = context.config
-        self._clock, self._kv = context.clock, context.kv_cache_manager
-        self._budget = config.max_num_batched_tokens
-        self._max_chunk = config.long_prefill_token_threshold or self._budget
+        self._kv = context.kv_cache_manager
+        self._time = StepTime(context.clock)
         self._block_size, self._log_stats = context.block_size, context.log_stats
+        self._plugin_times = context.plugin_times
         self._limits = limits_of(context)
         self._requests: dict[str, Request] = {}
-        self._policy = PolicyCalls(context.policy or SchedulingPolicy(), self.decision_points, name)
+        self._true_lengths = TrueLengths()
+        self._policy = shadowed_calls(context, self.decision_points, name)
         # Twice as many as may run: those whose last step is in flight keep theirs. What is not used costs no memory.
         self._table = SlotTable(2 * config.max_num_seqs, context.max_model_len)
         self._steps = StepBuilder(self._table)
-        self._waiting = WaitingQueue()
+        self._waiting = WaitingQueue(by_client=self._policy.window_by_client)
         self._running = RunningBatch(self._table, self._kv, self._steps)
         self._deadlines = Deadlines(self._requests)
         self._sampled = SampledTokens(self._table)
         self._counters = Counters(counts_prefix_cache=context.prefix_caching)
-        self._events = RequestEvents(self._clock, is_on=self._log_stats)
+        self._events = RequestEvents(self._time, is_on=self._log_stats)
+        self._preemptor = Preemptor(
+            PreemptMode(config.preempt_mode),
+            kv_cache_manager=self._kv,
+            running=self._running,
+            waiting=self._waiting,
+            policy=self._policy,
+            events=self._events,
+        )
         self._growth = BlockGrowth(
             table=self._table,
             kv_cache_manager=self._kv,
             running=self._running,
-            waiting=self._waiting,
             steps=self._steps,
-            policy=self._policy,
-            events=self._events,
+            preemptor=self._preemptor,
             block_size=self._block_size,
+        )
+        self._landing = Landing(
+            table=self._table,
+            kv_cache_manager=self._kv,
+            running=self._running,
+            preemptor=self._preemptor,
+            block_size=self._block_size,
+        )
+        self._turns = RunningTurns(
+            config,
+            table=self._table,
+            running=self._running,
+            steps=self._steps,
+            growth=self._growth,
+            preemptor=self._preemptor,
+            policy=self._policy,
         )
         self._admission = Admission(
             config,
@@ -89,30 +121,40 @@ class BatchScheduler(Scheduler):
             running=self._running,
             waiting=self._waiting,
             steps=self._steps,
+            growth=self._growth,
+            preemptor=self._preemptor,
             policy=self._policy,
             counters=self._counters,
             events=self._events,
-            clock=self._clock,
+            time=self._time,
             block_size=self._block_size,
             fail=self._fail,
         )
+        self._predictor = None
+        if context.make_predictor is not None:
+            self._predictor = context.make_predictor(self._true_lengths.true_output_tokens)
         self._policy.use(
             PolicyView(
-                clock=context.clock,
+                time=self._time,
                 kv_cache_manager=self._kv,
                 waiting=self._waiting,
                 running=cast("dict[str, RequestView]", self._running.requests),
+                counters=self._counters,
                 block_size=self._block_size,
                 seed=context.seed,
+                predictor=self._predictor,
+                latency=step_latency(context, self._table, self._running),
             )
         )
         self._admitted: dict[int, list[AdmittedRequest]] = {}  # by step, until it has landed
         self._ended: list[FinishedRequest] = []  # outside a step, not told yet
         self._has_warned = False
+        self._has_overruled = False
 
     # Requests come and go
 
     def add_request(self, request: EngineCoreRequest) -> None:
+        self._time.read()
         record = Request(request, self._limits.total_length(request), self._limits.min_tokens(request))
         if request.request_id in self._requests or any(end.request_id == request.request_id for end in self._ended):
             raise ValidationError(
@@ -121,6 +163,8 @@ class BatchScheduler(Scheduler):
                 value=request.request_id,
             )
         self._warn_of_priority(request)
+        record.core = self._true_lengths.strip(request)
+        record.arrival_tokens = self._counters.num_computed_tokens
         try:
             self._requests[request.request_id] = record
             self._policy.on_arrival([record])
@@ -128,12 +172,14 @@ class BatchScheduler(Scheduler):
             self._admission.queue(record)
         except BaseException:
             self._requests.pop(request.request_id, None)
+            self._true_lengths.forget(request.request_id)
             raise
         self._deadlines.add(record)
         if decision.kind == "reject":
             self._admission.reject(record, decision.reason)
 
     def finish_requests(self, request_ids: Sequence[str], reason: FinishReason) -> Sequence[str]:
+        self._time.read()
         ended = [
             self._requests[request_id] for request_id in dict.fromkeys(request_ids) if request_id in self._requests
         ]
@@ -141,12 +187,14 @@ class BatchScheduler(Scheduler):
         return [request.request_id for request in ended]
 
     def take_finished(self) -> Sequence[FinishedRequest]:
-        self._expire()
-        ended, self._ended = self._ended, []
-        return ended
+        self._time.read()
+        return self._take_ended()
 
     def take_events(self) -> Sequence[RequestEvent]:
         return self._events.take()
+
+    def take_shadow_decisions(self) -> Sequence[ShadowDecision]:
+        return self._policy.take_shadow_decisions()
 
     def has_requests(self) -> bool:
         return bool(self._requests) or bool(self._ended)
@@ -158,6 +206,7 @@ class BatchScheduler(Scheduler):
         return self._kv.reset()
 
     def wake_at(self) -> float | None:
+        self._time.read()
         return min((at for at in (self._deadlines.next_time(), self._policy.wake_at()) if at is not None), default=None)
 
     def stats(self) -> SchedulerStats:
@@ -169,7 +218,7 @@ class BatchScheduler(Scheduler):
             num_waiting=len(self._waiting),
             num_skipped=self._admission.num_deferred,
             num_steps=self._steps.num_steps,
-            num_preemptions=self._growth.num_preemptions,
+            num_preemptions=self._preemptor.num_preemptions,
             num_prompt_tokens=counters.num_prompt_tokens,
             num_generation_tokens=counters.num_generation_tokens,
             prefix_cache_queries=counters.prefix_cache_queries,
@@ -181,6 +230,9 @@ class BatchScheduler(Scheduler):
             wait_reason=None if reason is None else reason.value,
             num_waiting_by_reason=self._admission.num_waiting_by_reason() if self._waiting else {},
             num_rejected_by_reason=dict(counters.num_rejected_by_reason),
+            num_paused=len(self._running.paused),
+            shadow=self._policy.shadow_stats(),
+            plugins=None if self._plugin_times is None else self._plugin_times.stats(is_exact=not self._requests),
         )
 
     def snapshot(self, limit: int | None = None) -> SchedulerSnapshot:
@@ -192,67 +244,75 @@ class BatchScheduler(Scheduler):
     # One step
 
     def schedule(self) -> SchedulerOutput | None:
+        self._time.read()
         self._expire()
-        left = self._schedule_running()
-        admitted = self._admission.admit(left, self._blocked())
-        output = self._steps.finish(self._clock.now())
-        if output is not None:
-            self._events.scheduled(output, self._steps.num_prefills, self._table)
-            if admitted:
-                self._note_admitted(admitted, output)
+        output = self._plan()
+        if output is None and self._is_held():
+            self._warn_of_overruling()
+            self._policy.mute()
+            try:
+                output = self._plan()
+            finally:
+                self._policy.unmute()
         return output
 
     def update_from_output(self, output: SchedulerOutput, result: ModelRunnerOutput) -> EngineCoreOutputs:
+        self._time.read()
         landed = self._running.land(output)
         taken = self._sampled.take(output, result, landed)
         is_odd = not len(result.token_ids) == len(output.slots) == np.count_nonzero(result.num_sampled)
         if is_odd:
-            self._step_back(output, result)
-        self._commit(output.slots if landed.alive is None else output.slots[landed.alive], result.errors)
+            self._landing.step_back(output, result)
+        self._landing.commit(output.slots if landed.alive is None else output.slots[landed.alive], result.errors)
         self._counters.num_generation_tokens += len(taken.token_ids)
+        self._counters.num_computed_tokens += output.total_num_scheduled_tokens
         prompt_logprobs = self._sampled.prompt_logprobs(output, result, landed)
         ends = self._sampled.ends(output, result, landed, taken, self._requests)
         if self._policy.wants_steps:
-            self._policy.on_step(self._step_outcomes(output, taken, landed, {end.request_id for end in ends}))
+            self._policy.on_step(self._landing.outcomes(output, taken, landed, {end.request_id for end in ends}))
         self._end([self._requests[end.request_id] for end in ends], [end.reason for end in ends])
         for row, request in landed.preempted:
             request.attain(int(output.num_scheduled_tokens[row]))
         if is_odd:
-            self._restart_odd(output, result, landed)
+            self._landing.restart_odd(output, result, landed)
         self._events.landed(output.step)
         return self._told(output, result, taken, ends, prompt_logprobs)
 
     # Scheduling, in parts
 
-    def _schedule_running(self) -> int:
-        """Give tokens to what runs already; returns what is left of the budget."""
-        table, slots = self._table, self._running.slots()
+    def _plan(self) -> SchedulerOutput | None:
+        """A step of what may run by the policy, if anything may."""
+        self._policy.begin_step()
+        self._preemptor.begin_step()
         self._growth.begin_step()
-        known = table.num_tokens[slots] + table.in_flight[slots, SAMPLED]
-        missing = known - table.num_computed[slots]
-        # A row whose last token is being sampled already has nothing more to compute.
-        is_decode = (missing == 1) & (known < table.max_total_tokens[slots])
-        is_all = np.count_nonzero(is_decode) == len(slots)
-        can_run = None
-        lacking = known > table.valid_until[slots]
-        if np.count_nonzero(lacking):
-            can_run = self._growth.grow(slots, known, lacking if is_all else lacking & (is_decode | (missing > 1)))
-        if is_all and can_run is None:
-            self._steps.add_decodes(slots)
-            return self._budget - len(slots)
-        decodes = slots[is_decode if can_run is None else is_decode & can_run]
-        self._steps.add_decodes(decodes)
-        is_prefill = missing > 1 if can_run is None else (missing > 1) & can_run
-        return self._schedule_prefills(slots[is_prefill], missing[is_prefill], self._budget - len(decodes))
+        left = self._turns.take(somebody_waits=len(self._waiting) > 0)
+        admitted = self._admission.admit(left, self._blocked())
+        if not self._steps.has_rows:
+            return None
+        output = self._steps.finish(
+            self._time.now(), paused=self._running.paused_slots(), host_transfers=tuple(self._kv.take_transfers())
+        )
+        self._events.scheduled(output, self._steps.num_prefills, self._table)
+        if admitted:
+            self._admitted[output.step] = newly_admitted(admitted, output)
+            self._policy.on_admit(admitted)
+        return output
 
-    def _schedule_prefills(self, slots: LongArray, missing: IntArray, left: int) -> int:
-        for slot, num_missing in zip(slots.tolist(), missing.tolist(), strict=True):
-            if left <= 0:
-                break
-            count = min(num_missing, left, self._max_chunk)
-            self._steps.add_prefill(slot, count)
-            left -= count
-        return left
+    def _is_held(self) -> bool:
+        """Whether nothing runs, and nobody but the policy may be the reason, without naming a time."""
+        if not self._policy.can_hold or not self._requests or self._steps.num_in_flight:
+            return False
+        moment = self._policy.wake_at()
+        return moment is None or moment <= self._time.now()
+
+    def _warn_of_overruling(self) -> None:
+        if not self._has_overruled:
+            self._has_overruled = True
+            logger.warning(
+                "scheduling policy %s left everything out of a step, and its wake_at names no later time: steps like "
+                "that are made without it",
+                self._policy.name,
+            )
 
     def _blocked(self) -> WaitReason | None:
         """Why nobody may be admitted in this step, if so."""
@@ -262,20 +322,6 @@ class BatchScheduler(Scheduler):
             # A victim of this step would otherwise take back at once what it has just given up.
             return WaitReason.PREEMPTION
         return None
-
-    def _note_admitted(self, admitted: Sequence[Request], output: SchedulerOutput) -> None:
-        fresh = {start.request_id: start.num_computed_tokens for start in output.new}
-        self._admitted[output.step] = [
-            AdmittedRequest(
-                request_id=request.request_id,
-                num_cached_tokens=fresh[request.request_id],
-                scheduled_at=output.scheduled_at,
-                client_id=request.client_id,
-            )
-            for request in admitted
-            if request.request_id in fresh
-        ]
-        self._policy.on_admit(admitted)
 
     # Updating, in parts
 
@@ -291,7 +337,7 @@ class BatchScheduler(Scheduler):
             request_ids=taken.request_ids,
             num_tokens=taken.num_tokens,
             token_ids=taken.token_ids,
-            finished=(*self.take_finished(), *ends),
+            finished=(*self._take_ended(), *ends),
             admitted=self._admitted.pop(output.step, ()),
             logprobs=taken.logprobs,
             prompt_logprobs=prompt_logprobs,
@@ -303,62 +349,16 @@ class BatchScheduler(Scheduler):
             num_scheduled_tokens=output.total_num_scheduled_tokens if self._log_stats else 0,
         )
 
-    def _commit(self, slots: LongArray, failed: Mapping[str, str]) -> None:
-        """Publish the blocks that this step completed, but for requests that failed: nobody knows what is in theirs."""
-        table, size = self._table, self._block_size
-        computed = table.num_computed[slots] - table.in_flight[slots, TOKENS]
-        full = computed >= table.commit_at[slots]
-        if not np.count_nonzero(full):
-            return
-        slots, computed = slots[full], computed[full]
-        table.commit_at[slots] = (computed // size + 1) * size
-        for slot, num_computed in zip(slots.tolist(), computed.tolist(), strict=True):
-            request = table.requests[slot]
-            if request is not None and request.request_id not in failed:
-                self._kv.commit(request, num_computed)
-
-    def _step_back(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
-        """Rows that were to sample and did not compute their last token once more: otherwise they would stand still.
-
-        Before `_commit`, after which a window group no longer holds what that token reads.
-        """
-        table = self._table
-        for slot in output.slots[output.samples & (result.num_sampled == 0)].tolist():
-            if table.requests[slot] is not None and not table.in_flight[slot, STEPS]:
-                table.service_before[slot] += 1
-                table.num_computed[slot] -= 1
-
-    def _restart_odd(self, output: SchedulerOutput, result: ModelRunnerOutput, landed: Landed) -> None:
-        """What is in flight builds on one token, the next: where there was none, or several, it is worth nothing."""
-        for row, _ in landed.preempted:
-            if output.samples[row] and result.num_sampled[row] != 1:
-                self._running.drop_steps(int(output.slots[row]))
-        for slot in output.slots[output.samples & (result.num_sampled != 1)].tolist():
-            request = self._table.requests[slot]
-            if request is not None and self._table.in_flight[slot, STEPS]:
-                self._growth.restart(request)
-
-    def _step_outcomes(
-        self, output: SchedulerOutput, taken: Taken, landed: Landed, ended: set[str]
-    ) -> list[StepOutcome]:
-        num_new = dict(zip(taken.request_ids, taken.num_tokens.tolist(), strict=True))
-        preempted = dict(landed.preempted)
-        outcomes = []
-        for row, (slot, computed) in enumerate(
-            zip(output.slots.tolist(), output.num_scheduled_tokens.tolist(), strict=True)
-        ):
-            request = preempted.get(row) or self._table.requests[slot]
-            if request is not None:
-                new = num_new.get(request.request_id, 0)
-                is_first = new > 0 and request.num_output_tokens == new
-                outcomes.append(StepOutcome(request, computed, new, is_first, request.request_id in ended))
-        return outcomes
-
     # Ends
+
+    def _take_ended(self) -> Sequence[FinishedRequest]:
+        self._expire()
+        ended, self._ended = self._ended, []
+        return ended
 
     def _expire(self) -> None:
         """End what is past its deadline."""
-        if self._deadlines and (overdue := self._deadlines.pop_overdue(self._clock.now())):
+        if self._deadlines and (overdue := self._deadlines.pop_overdue(self._time.now())):
             self._ended += [_abort_at_deadline(request) for request in overdue]
             self._end(overdue, [FinishReason.ABORT] * len(overdue))
 
@@ -383,8 +383,14 @@ class BatchScheduler(Scheduler):
                 self._waiting.remove(request.request_id)
                 if not self._running.is_landing(request.request_id):  # or its blocks are freed when it has landed
                     self._kv.free(request)
+                if request.status is RequestStatus.PREEMPTED:
+                    self._kv.forget_swapped(request)
                 request.status = RequestStatus.FINISHED
         self._policy.on_finish(requests, reasons)
+        for request, reason in zip(requests, reasons, strict=True):
+            if self._predictor is not None and reason in _BY_ITSELF:
+                self._predictor.on_finish(request)
+            self._true_lengths.forget(request.request_id)
 
     def _warn_of_priority(self, request: EngineCoreRequest) -> None:
         if request.priority and not self._policy.decides and not self._has_warned:

@@ -15,6 +15,7 @@ class Counters:
         self._counts_prefix_cache = counts_prefix_cache
         self.num_prompt_tokens = 0
         self.num_generation_tokens = 0
+        self.num_computed_tokens = 0
         self.prefix_cache_queries = 0
         self.prefix_cache_hits = 0
         self.preempted_prefix_cache_queries = 0

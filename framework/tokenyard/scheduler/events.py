@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tokenyard.engine_outputs import RequestEvent, RequestEventKind
+from tokenyard.interfaces.policy import PreemptMode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tokenyard.clock import Clock
     from tokenyard.scheduler.request_state import Request
     from tokenyard.scheduler.slots import SlotTable
+    from tokenyard.scheduler.step_time import StepTime
     from tokenyard.scheduler_output import SchedulerOutput
 
 
@@ -21,8 +22,8 @@ class RequestEvents:
     Switched off it keeps nothing, and its methods return at once.
     """
 
-    def __init__(self, clock: Clock, *, is_on: bool) -> None:
-        self._clock = clock
+    def __init__(self, time: StepTime, *, is_on: bool) -> None:
+        self._time = time
         self._is_on = is_on
         self._events: list[RequestEvent] = []
         self._of_steps: dict[int, list[RequestEvent]] = {}  # by step in flight
@@ -55,10 +56,17 @@ class RequestEvents:
         if events := self._of_steps.pop(step, None):
             self._events += events
 
-    def preempted(self, request: Request, num_computed_tokens: int, reason: str) -> None:
+    def preempted(
+        self, request: Request, num_computed_tokens: int, reason: str, mode: PreemptMode = PreemptMode.RECOMPUTE
+    ) -> None:
         """A request lost its place in the batch, and the tokens that were computed for it."""
         if self._is_on:
-            self._note(request.request_id, RequestEventKind.PREEMPTED, num_computed_tokens, reason)
+            self._note(request.request_id, RequestEventKind.PREEMPTED, num_computed_tokens, reason, mode.value)
+
+    def went_on(self, request: Request, num_computed_tokens: int) -> None:
+        """A paused request has its turn again."""
+        if self._is_on:
+            self._note(request.request_id, RequestEventKind.RESUMED, num_computed_tokens, None)
 
     def deferred(self, reasons: Mapping[str, str]) -> None:
         """The policy held these back in a step. Told once, until it says something else."""
@@ -86,7 +94,16 @@ class RequestEvents:
         events, self._events = self._events, []
         return events
 
-    def _note(self, request_id: str, kind: RequestEventKind, num_tokens: int, reason: str | None) -> None:
+    def _note(
+        self, request_id: str, kind: RequestEventKind, num_tokens: int, reason: str | None, mode: str | None = None
+    ) -> None:
         self._events.append(
-            RequestEvent(request_id=request_id, kind=kind, at=self._clock.now(), num_tokens=num_tokens, reason=reason)
+            RequestEvent(
+                request_id=request_id,
+                kind=kind,
+                at=self._time.now(),
+                num_tokens=num_tokens,
+                reason=reason,
+                mode=mode,
+            )
         )

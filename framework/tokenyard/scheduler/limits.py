@@ -10,6 +10,7 @@ import numpy as np
 
 from tokenyard.errors import CapacityError, ConfigError, ValidationError
 from tokenyard.interfaces.kv_cache import ExtraKey
+from tokenyard.request import RETENTION_LEVELS
 from tokenyard.sampling_checks import short
 from tokenyard.sampling_params import SamplingParams
 from tokenyard.vocabulary_checks import check_ids, check_params
@@ -120,12 +121,18 @@ def _check_number(name: str, value: object) -> None:
 
 
 def _check_names(request: EngineCoreRequest) -> None:
-    """What the prefix cache makes a key of."""
+    """What the prefix cache makes a key of, and how long it is told to keep what is there."""
     for name, value in (("cache_salt", request.cache_salt), ("lora_name", request.lora_name)):
         if value is not None and not (isinstance(value, str) and len(value) <= MAX_NAME):
             allowed = f"text of at most {MAX_NAME} characters"
             message = f"{name}={short(value)} is not valid: it must be {allowed}"
             raise ValidationError(message, parameter=name, value=value)
+    if request.retention not in RETENTION_LEVELS:
+        raise ValidationError(
+            f"retention={short(request.retention)} is not valid: it must be one of {', '.join(RETENTION_LEVELS)}",
+            parameter="retention",
+            value=request.retention,
+        )
 
 
 def _check_extra_keys(extra_keys: Sequence[ExtraKey]) -> None:

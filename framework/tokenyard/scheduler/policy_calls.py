@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import difflib
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Literal
 
 from tokenyard.errors import PluginError, TokenyardError
-from tokenyard.interfaces.policy import AdmitDecision, SchedulingPolicy
+from tokenyard.interfaces.policy import AdmitDecision, PreemptMode, SchedulingPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from tokenyard.interfaces.policy import Preemption, StepOutcome
+    from tokenyard.engine_outputs import ShadowDecision, ShadowStats
+    from tokenyard.interfaces.policy import Preemption, SchedulerView, StepOutcome
+    from tokenyard.interfaces.scheduler import SchedulerContext
+    from tokenyard.plugin_times import PluginTimes
     from tokenyard.request import FinishReason
     from tokenyard.scheduler.request_state import Request
-    from tokenyard.scheduler.view import PolicyView
+    from tokenyard.stopwatch import Timer
 
 DECISION_POINTS = frozenset(
     {
@@ -72,6 +77,9 @@ def refuse_unasked(policy: SchedulingPolicy, asked: frozenset[str], scheduler: s
 
 
 _ACCEPT = AdmitDecision.accept()
+_UNTIMED: AbstractContextManager[None] = nullcontext()
+_HOLDING = frozenset({"waiting_order", "running_order", "token_budget", "prefill_budget", "chunk_size", "max_running"})
+"""Points by which a policy may keep a step from running what could run."""
 
 
 class PolicyCalls:
@@ -80,40 +88,88 @@ class PolicyCalls:
     What a policy raises becomes a PluginError that names it and the method, and a policy cannot end the process.
     """
 
-    def __init__(self, policy: SchedulingPolicy, asked: frozenset[str], scheduler: str) -> None:
+    def __init__(
+        self,
+        policy: SchedulingPolicy,
+        asked: frozenset[str],
+        scheduler: str,
+        timers: Mapping[str, AbstractContextManager[None]] | None = None,
+    ) -> None:
         refuse_misspelt(policy)
         refuse_unasked(policy, asked, scheduler)
         self._policy = policy
         self._own = overridden(policy)
+        self._timers = dict.fromkeys(self._own, _UNTIMED) | dict(timers or {})
         self.name = type(policy).__name__
         self.decides = bool(self._own & DECISION_POINTS)
         self.wants_steps = "on_step" in self._own
-        self.can_refuse = "admit" in self._own
-        self.has_requeue_key = "requeue_key" in self._own
+        self.can_hold = bool(self._own & _HOLDING)
+        self.waiting_window = _checked_window(policy)
+        self.window_by_client = policy.window_by_client and "waiting_order" in self._own
+        self.unmute()
 
-    def use(self, view: PolicyView) -> None:
+    def use(self, view: SchedulerView) -> None:
         """The view that every call is given; set once, when the scheduler is whole."""
         self._view = view
 
+    def mute(self) -> None:
+        """Until `unmute` the step is made as if the policy held nothing back."""
+        self._set_asked(self._own - _HOLDING)
+
+    def unmute(self) -> None:
+        """Ask everything that the policy overrides."""
+        self._set_asked(self._own)
+
+    def _set_asked(self, asked: frozenset[str]) -> None:
+        self._asked = asked
+        self.orders_waiting = "waiting_order" in asked
+        self.orders_running = "running_order" in asked
+        self.sizes_chunks = "chunk_size" in asked
+
+    # Decision points
+
+    def begin_step(self) -> None:
+        """A step is about to be made."""
+
     def admit(self, request: Request) -> AdmitDecision:
-        if not self.can_refuse:
+        if "admit" not in self._asked:
             return _ACCEPT
         decision = self._ask("admit", request)
         if not isinstance(decision, AdmitDecision) or decision.kind not in ("accept", "reject", "defer"):
-            raise PluginError(
-                f"scheduling policy {self.name} returned {decision!r} from admit; it must be AdmitDecision.accept(), "
-                ".reject(reason) or .defer(reason)"
-            )
+            raise self._wrong("admit", decision, "AdmitDecision.accept(), .reject(reason) or .defer(reason)")
         return decision
 
     def waiting_key(self, request: Request) -> object:
-        return self._ask("waiting_key", request) if "waiting_key" in self._own else ()
+        return self._ask("waiting_key", request) if "waiting_key" in self._asked else ()
 
     def requeue_key(self, request: Request) -> object | None:
-        return self._ask("requeue_key", request) if self.has_requeue_key else None
+        return self._ask("requeue_key", request) if "requeue_key" in self._asked else None
+
+    def waiting_order(self, window: Sequence[Request]) -> Sequence[Request]:
+        return self._order("waiting_order", window)
+
+    def running_order(self, running: Sequence[Request]) -> Sequence[Request]:
+        return self._order("running_order", running)
+
+    def token_budget(self, most: int) -> int:
+        return self._limit("token_budget", most)
+
+    def prefill_budget(self, most: int) -> int:
+        return self._limit("prefill_budget", most)
+
+    def max_running(self, most: int) -> int:
+        return self._limit("max_running", most)
+
+    def chunk_size(self, request: Request, num_left: int) -> int:
+        if not self.sizes_chunks:
+            return num_left
+        size = self._ask("chunk_size", request, num_left)
+        if not isinstance(size, int) or not 0 <= size <= num_left:
+            raise self._wrong("chunk_size", size, f"a number of tokens from 0 to {num_left}")
+        return int(size)
 
     def victim(self, candidates: Sequence[Request], num_blocks_needed: int) -> Request:
-        if "victim" not in self._own:
+        if "victim" not in self._asked:
             return candidates[-1]
         chosen = self._ask("victim", candidates, num_blocks_needed)
         for request in candidates:
@@ -124,18 +180,39 @@ class PolicyCalls:
             "given"
         )
 
+    def preempt_mode(self, request: Request, default: PreemptMode) -> PreemptMode:
+        if "preempt_mode" not in self._asked:
+            return default
+        mode = self._ask("preempt_mode", request)
+        if mode is None:
+            return default
+        try:
+            return PreemptMode(mode)
+        except ValueError:
+            allowed = ", ".join(f"PreemptMode.{one.name}" for one in PreemptMode)
+            raise self._wrong("preempt_mode", mode, f"{allowed} or None") from None
+
     def wake_at(self) -> float | None:
-        if "wake_at" not in self._own:
+        if "wake_at" not in self._asked:
             return None
         moment = self._ask("wake_at")
         if moment is None or moment == math.inf:
             return None
         if isinstance(moment, int | float) and not math.isnan(moment):
             return moment
-        raise PluginError(
-            f"scheduling policy {self.name} returned {moment!r} from wake_at; it must be a time on the engine's clock, "
-            "in seconds, or None"
-        )
+        raise self._wrong("wake_at", moment, "a time on the engine's clock, in seconds, or None")
+
+    # A shadow, in the class that has one
+
+    def shadow_stats(self) -> ShadowStats | None:
+        """How often a policy that does not act would have decided otherwise."""
+        return None
+
+    def take_shadow_decisions(self) -> Sequence[ShadowDecision]:
+        """Where it would have, since the last call."""
+        return ()
+
+    # Events
 
     def on_arrival(self, requests: Sequence[Request]) -> None:
         self._tell("on_arrival", requests)
@@ -152,16 +229,74 @@ class PolicyCalls:
     def on_finish(self, requests: Sequence[Request], reasons: Sequence[FinishReason]) -> None:
         self._tell("on_finish", requests, reasons)
 
+    # Calls
+
+    def _order(self, method: str, given: Sequence[Request]) -> Sequence[Request]:
+        """The policy's order, of requests that it was given, each at most once."""
+        order = self._ask(method, given)
+        if not isinstance(order, Iterable):
+            raise self._wrong(method, order, "a sequence of the requests that it was given")
+        chosen = list(order)
+        ids = {id(request) for request in chosen}
+        if len(ids) != len(chosen) or not ids <= {id(request) for request in given}:
+            strange = "one twice" if len(ids) != len(chosen) else "others than it was given"
+            raise PluginError(
+                f"scheduling policy {self.name} returned {strange} from {method}; it must return requests that it was "
+                "given, each at most once"
+            )
+        return chosen
+
+    def _limit(self, method: str, most: int) -> int:
+        """A number from 0 to `most`; None and whatever is more are `most`."""
+        if method not in self._asked:
+            return most
+        limit = self._ask(method)
+        if limit is None:
+            return most
+        if not isinstance(limit, int | float) or not limit >= 0:  # a number that is none is not >= 0 either
+            raise self._wrong(method, limit, "a number, 0 or more, or None")
+        return int(min(limit, most))
+
+    def _wrong(self, method: str, returned: object, allowed: str) -> PluginError:
+        return PluginError(f"scheduling policy {self.name} returned {returned!r} from {method}; it must be {allowed}")
+
     def _tell(self, event: str, rows: Sequence[object], *more: object) -> None:
-        if rows and event in self._own:
+        if rows and event in self._asked:
             self._ask(event, rows, *more)
 
     def _ask(self, method: str, *arguments: object) -> object:
         try:
-            return getattr(self._policy, method)(*arguments, self._view)
+            with self._timers[method]:
+                return getattr(self._policy, method)(*arguments, self._view)
         except TokenyardError:
             raise
         except (Exception, SystemExit) as error:
             raise PluginError(
                 f"scheduling policy {self.name} failed in {method}: {type(error).__name__}: {error}"
             ) from error
+
+
+def policy_calls(
+    context: SchedulerContext, asked: frozenset[str], scheduler: str, make: Callable[..., PolicyCalls] = PolicyCalls
+) -> PolicyCalls:
+    """The calls of a scheduler's policy. Raises PluginError when it cannot be asked: see `refuse_unasked`."""
+    policy, chosen = context.policy or SchedulingPolicy(), context.config.policy
+    name = type(policy).__name__ if chosen is None else chosen.name
+    return make(policy, asked, scheduler, policy_timers(context.plugin_times, policy, "policy", name))
+
+
+def policy_timers(
+    times: PluginTimes | None, policy: SchedulingPolicy, kind: Literal["policy", "shadow"], name: str
+) -> Mapping[str, Timer]:
+    """Timers for what the policy overrides, if somebody asks for times; `name` is the one that it is chosen by."""
+    return {} if times is None else {point: times.timer(kind, name, point) for point in sorted(overridden(policy))}
+
+
+def _checked_window(policy: SchedulingPolicy) -> int:
+    window = policy.waiting_window
+    if not isinstance(window, int) or isinstance(window, bool) or window < 1:
+        raise PluginError(
+            f"scheduling policy {type(policy).__name__} has waiting_window={window!r}; it must be a number of "
+            "requests, 1 or more"
+        )
+    return window

@@ -1,103 +1,94 @@
-"""Preemption: blocks for running requests, taken from others when none are free."""
+"""Preemption: who gives up its place, and what becomes of its K/V."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from tokenyard.interfaces.policy import Preemption, PreemptMode
-from tokenyard.interfaces.scheduler import RequestStatus, WaitReason
+from tokenyard.interfaces.scheduler import RequestStatus
 
 if TYPE_CHECKING:
-    from tokenyard.arrays import BoolArray, IntArray, LongArray
+    from collections.abc import Sequence
+
     from tokenyard.interfaces.kv_cache import KVCacheManager
     from tokenyard.scheduler.events import RequestEvents
     from tokenyard.scheduler.policy_calls import PolicyCalls
     from tokenyard.scheduler.request_state import Request
     from tokenyard.scheduler.running import RunningBatch
-    from tokenyard.scheduler.slots import SlotTable
-    from tokenyard.scheduler.step import StepBuilder
     from tokenyard.scheduler.waiting import WaitingQueue
 
 
-class BlockGrowth:
-    """Grows block tables at block boundaries. A victim is recomputed later: all its blocks are given back."""
+class Preemptor:
+    """Takes places and blocks away. Whoever loses its blocks waits again, and keeps its tokens."""
 
     def __init__(
         self,
+        mode: PreemptMode,
         *,
-        table: SlotTable,
         kv_cache_manager: KVCacheManager,
         running: RunningBatch,
         waiting: WaitingQueue,
-        steps: StepBuilder,
         policy: PolicyCalls,
         events: RequestEvents,
-        block_size: int,
     ) -> None:
-        self._table = table
+        self._mode = mode
         self._kv = kv_cache_manager
         self._running = running
         self._waiting = waiting
-        self._steps = steps
         self._policy = policy
         self._events = events
-        self._block_size = block_size
         self.num_preemptions = 0
-        self.is_short = False  # whether a row of the current step did not get its block
-        self.has_preempted = False  # in the current step
+        self.displaced: set[str] = set()  # ids of those that the policy sent back into the line in the current step
 
     def begin_step(self) -> None:
         """A step begins."""
-        self.is_short = self.has_preempted = False
+        if self.displaced:
+            self.displaced = set()
 
-    def grow(self, slots: LongArray, known: IntArray, lacking: BoolArray) -> BoolArray | None:
-        """Let the tables of the lacking rows hold their `known` tokens. Returns which rows can run, None when all can.
+    def take_blocks(self, candidates: Sequence[Request], reason: str) -> None:
+        """One of these, by the policy's choice, gives its blocks back."""
+        victim = self._policy.victim(candidates, 1)
+        mode = self._policy.preempt_mode(victim, self._mode)
+        self._evict(victim, PreemptMode.RECOMPUTE if mode is PreemptMode.PAUSE else mode, reason)
 
-        No row has been given to the step yet, so everybody who runs may be a victim, and nobody who is one has run.
-        """
-        table = self._table
-        named = slots[lacking]
-        starts = -(-table.valid_until[named] // self._block_size)
-        waits = []
-        for slot, start, num_tokens in zip(named.tolist(), starts.tolist(), known[lacking].tolist(), strict=True):
-            request = table.requests[slot]
-            if request is not None and not self._grow_one(request, slot, start, num_tokens):
-                waits.append(slot)
-        if not self.has_preempted and not waits:
-            return None
-        self.is_short = bool(waits)
-        return table.is_held[slots] & ~np.isin(slots, waits)
+    def take_turn(self, request: Request) -> None:
+        """The policy left this running request out of a step."""
+        mode = self._policy.preempt_mode(request, self._mode)
+        if mode is not PreemptMode.PAUSE:
+            self.displaced.add(request.request_id)
+            self._evict(request, mode, "displaced")
+        elif not request.is_paused:
+            self._running.pause(request)
+            self._count(request, 0, mode, "paused")
+            self._policy.on_preempt([Preemption(request, 0, mode)])
 
-    def _grow_one(self, request: Request, slot: int, start: int, num_tokens: int) -> bool:
-        """Preempt until the row has its block or is gone. False: it has to wait for blocks of steps in flight."""
-        while (allocation := self._kv.allocate(request, num_tokens)) is None:
-            if self._running.has_blocks_in_flight:
-                return False  # taking more away would be more than what lacks
-            self._preempt_one()
-            if self._table.requests[slot] is not request:
-                return True
-        self._table.valid_until[slot] = allocation.valid_until_tokens
-        self._steps.add_blocks(slot, start, allocation)
-        return True
-
-    def _preempt_one(self) -> None:
-        victim = self._policy.victim(list(self._running.requests.values()), 1)
-        preemption = Preemption(victim, victim.num_computed_tokens, PreemptMode.RECOMPUTE)
-        self._events.preempted(victim, victim.num_computed_tokens, WaitReason.KV_BLOCKS.value)
-        self._running.leave(victim, RequestStatus.PREEMPTED)
-        self.num_preemptions += 1
-        self.has_preempted = True
-        victim.num_preemptions += 1
-        self._policy.on_preempt([preemption])
-        self._requeue(victim)
+    def give_turn(self, request: Request) -> None:
+        """The policy lets this running request run."""
+        if request.is_paused:
+            self._running.go_on(request)
+            self._events.went_on(request, request.num_computed_tokens)
 
     def restart(self, request: Request) -> None:
         """Back into the line because what is in flight for a request is of no use."""
         self._events.preempted(request, request.num_computed_tokens, "step_discarded")
         self._running.leave(request, RequestStatus.PREEMPTED, drops_steps=True)
         self._requeue(request)
+
+    def _evict(self, victim: Request, mode: PreemptMode, reason: str) -> None:
+        num_computed = victim.num_computed_tokens
+        # What steps in flight compute is left out: one that samples something else than was foreseen is worth nothing.
+        if mode is PreemptMode.SWAP and not self._kv.swap_out(victim, num_computed):
+            mode = PreemptMode.RECOMPUTE
+        num_lost = 0 if mode is PreemptMode.SWAP else num_computed
+        self._running.leave(victim, RequestStatus.PREEMPTED)
+        self._count(victim, num_lost, mode, reason)
+        self._policy.on_preempt([Preemption(victim, num_lost, mode)])
+        self._requeue(victim)
+
+    def _count(self, request: Request, num_lost: int, mode: PreemptMode, reason: str) -> None:
+        self._events.preempted(request, num_lost, reason, mode)
+        self.num_preemptions += 1
+        request.num_preemptions += 1
 
     def _requeue(self, request: Request) -> None:
         """By the policy's key, or in front of everybody."""

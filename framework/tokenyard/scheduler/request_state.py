@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tokenyard.arrays import IntArray
     from tokenyard.interfaces.kv_cache import ExtraKey
     from tokenyard.interfaces.scheduler import WaitReason
-    from tokenyard.request import EngineCoreRequest, ServiceLevel
+    from tokenyard.request import EngineCoreRequest, Retention, ServiceLevel
     from tokenyard.scheduler.slots import SlotTable
 
 
@@ -27,8 +27,10 @@ class Request:
         "_attained_service",
         "_table",
         "_tokens",
+        "arrival_tokens",
         "asks_prompt_logprobs",
         "core",
+        "is_paused",
         "max_total_tokens",
         "min_stop_tokens",
         "num_preemptions",
@@ -47,6 +49,8 @@ class Request:
         # A stop token below this length does not end the request.
         self.min_stop_tokens = len(core.prompt_token_ids) + min_tokens
         self.num_preemptions = 0
+        self.is_paused = False
+        self.arrival_tokens = 0
         params = core.params
         self.asks_prompt_logprobs = isinstance(params, SamplingParams) and params.prompt_logprobs is not None
         self.prompt_logprobs_until = 1  # of the prompt tokens before this one they were delivered; the first has none
@@ -87,6 +91,10 @@ class Request:
     @property
     def extra_keys(self) -> Sequence[ExtraKey]:
         return self.core.extra_keys
+
+    @property
+    def retention(self) -> Retention:
+        return self.core.retention
 
     # What a policy reads besides
 
@@ -164,6 +172,7 @@ class Request:
             num_preemptions=self.num_preemptions,
             wait_reason=wait_reason,
             wait_detail=wait_detail,
+            is_paused=self.is_paused,
         )
 
     def lacks_prompt_logprobs(self, num_computed: int) -> bool:

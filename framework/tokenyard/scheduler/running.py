@@ -33,7 +33,8 @@ ALL_ALIVE = Landed(None, ())
 class RunningBatch:
     """A request that leaves gives back its blocks and slot at once, unless a step in flight still names them.
 
-    Such a step writes to those blocks: nobody else gets them, nor the slot, before it has landed.
+    Such a step writes to those blocks: nobody else gets them, nor the slot, before it has landed. A paused request
+    keeps both, and counts for no place in the batch.
     """
 
     def __init__(self, table: SlotTable, kv_cache_manager: KVCacheManager, steps: StepBuilder) -> None:
@@ -41,6 +42,7 @@ class RunningBatch:
         self._kv = kv_cache_manager
         self._steps = steps
         self.requests: dict[str, Request] = {}  # in admission order
+        self.paused: dict[str, Request] = {}  # those of them that have lost their turn, in the order in which they did
         self._slots = NO_SLOTS  # the same; may name slots that were left since
         self._has_left = False
         self._entered: list[int] = []
@@ -50,6 +52,11 @@ class RunningBatch:
 
     def __len__(self) -> int:
         return len(self.requests)
+
+    @property
+    def num_active(self) -> int:
+        """Requests that hold a place in the batch."""
+        return len(self.requests) - len(self.paused)
 
     @property
     def has_blocks_in_flight(self) -> bool:
@@ -71,6 +78,27 @@ class RunningBatch:
         self._slots.flags.writeable = False
         return self._slots
 
+    def pause(self, request: Request) -> None:
+        """It keeps its slot and blocks, and does not run until `go_on`."""
+        self.paused[request.request_id] = request
+        request.is_paused = True
+
+    def go_on(self, request: Request) -> None:
+        """Undo `pause`."""
+        del self.paused[request.request_id]
+        request.is_paused = False
+
+    def active_slots(self) -> LongArray:
+        """[R] of those that are not paused, in admission order."""
+        if not self.paused:
+            return self.slots()
+        return np.array([request.slot for request in self.requests.values() if not request.is_paused], dtype=np.intp)
+
+    def paused_slots(self) -> tuple[Slot, ...]:
+        """Of those that are paused."""
+        slots = (request.slot for request in self.paused.values())
+        return tuple(self._table.names[slot] for slot in slots if slot is not None) if self.paused else ()
+
     def enter(self, request: Request) -> Slot:
         """Give a request a slot; it is the last in order."""
         if self._has_left:
@@ -89,6 +117,8 @@ class RunningBatch:
         if slot is None:
             raise RuntimeError(f"request {request.request_id} runs without a slot")
         del self.requests[request.request_id]
+        if request.is_paused:
+            self.go_on(request)
         request.leave(status)
         self._steps.add_ended(slot)
         self._table.detach(slot)

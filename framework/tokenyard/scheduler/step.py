@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from tokenyard.scheduler.slots import SAMPLED
-from tokenyard.scheduler_output import BlockTableUpdate, RequestStart, SchedulerOutput, Slot
+from tokenyard.scheduler_output import BlockTableUpdate, HostTransfer, RequestStart, SchedulerOutput, Slot
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tokenyard.arrays import BoolArray, IntArray, LongArray
     from tokenyard.interfaces.kv_cache import Allocation
     from tokenyard.scheduler.request_state import Request
@@ -40,6 +42,11 @@ class StepBuilder:
         self._new: list[RequestStart] = []
         self._resumed: list[RequestStart] = []
         self._updates: list[BlockTableUpdate] = []
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps that have not landed."""
+        return len(self._moved)
 
     @property
     def has_rows(self) -> bool:
@@ -85,10 +92,10 @@ class StepBuilder:
         if self._updates:  # blocks that it got in this step are given back with the others
             self._updates = [update for update in self._updates if update.slot.index != slot]
 
-    def finish(self, now: float) -> SchedulerOutput | None:
-        """The step, counted as in flight from now on; None when no row was added."""
-        if not self.has_rows:
-            return None
+    def finish(
+        self, now: float, paused: Sequence[Slot] = (), host_transfers: Sequence[HostTransfer] = ()
+    ) -> SchedulerOutput:
+        """The step, counted as in flight from now on; a row was added to it."""
         table = self._table
         slots, counts, samples, moved = self._rows()
         before = table.num_computed[slots]
@@ -106,6 +113,8 @@ class StepBuilder:
             wants_prompt_logprobs=self._wants_prompt_logprobs(after),
             block_table_updates=tuple(self._updates),
             finished=tuple(self._ended),
+            paused=paused,
+            host_transfers=host_transfers,
         )
         table.num_computed[slots] = after
         table.in_flight[slots] += moved

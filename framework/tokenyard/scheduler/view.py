@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from random import Random
+from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
+from tokenyard.errors import PluginError
+from tokenyard.scheduler.step_latency import no_latency_model
+
 if TYPE_CHECKING:
-    from tokenyard.clock import Clock
     from tokenyard.interfaces.kv_cache import KVCacheManager, KVRequest
+    from tokenyard.interfaces.latency import StepLatency
     from tokenyard.interfaces.policy import RequestView
+    from tokenyard.interfaces.predictor import OutputLengthPredictor
+    from tokenyard.scheduler.counters import Counters
+    from tokenyard.scheduler.request_state import Request
+    from tokenyard.scheduler.step_time import StepTime
     from tokenyard.scheduler.waiting import WaitingQueue
+
+_MOST_HITS = 10_000  # look-ups that are remembered
 
 
 class PolicyView:
@@ -20,23 +29,31 @@ class PolicyView:
     def __init__(
         self,
         *,
-        clock: Clock,
+        time: StepTime,
         kv_cache_manager: KVCacheManager,
         waiting: WaitingQueue,
         running: Mapping[str, RequestView],
+        counters: Counters,
         block_size: int,
         seed: int,
+        predictor: OutputLengthPredictor | None,
+        latency: StepLatency | None,
     ) -> None:
-        self._clock = clock
+        self._time = time
         self._kv = kv_cache_manager
         self._waiting = waiting
         self._running = running
         self._block_size = block_size
+        self._counters = counters
+        self._predictor = predictor
+        self._latency = latency
         self._rng = Random(seed)  # noqa: S311 - reproducible choices, no secrets
+        self._hits: dict[str, tuple[int, int]] = {}  # request id -> known tokens then, and the hit; of one cache state
+        self._hits_version: int | None = None
 
     @property
     def now(self) -> float:
-        return self._clock.now()
+        return self._time.now()
 
     @property
     def num_waiting(self) -> int:
@@ -66,12 +83,49 @@ class PolicyView:
     def running(self) -> Sequence[RequestView]:
         return tuple(self._running.values())
 
+    @property
+    def num_waiting_by_client(self) -> Mapping[str | None, int]:
+        return MappingProxyType(self._waiting.num_by_client)
+
     def waiting(self, limit: int) -> Sequence[RequestView]:
-        return tuple(islice(self._waiting, limit))
+        return cast("list[RequestView]", self._waiting.first(limit))
+
+    @property
+    def token_clock(self) -> int:
+        return self._counters.num_computed_tokens
+
+    @property
+    def predictor(self) -> OutputLengthPredictor:
+        if self._predictor is None:
+            raise PluginError("there is no output-length predictor here; set scheduler.predictor")
+        return self._predictor
+
+    @property
+    def latency(self) -> StepLatency:
+        if self._latency is None:
+            raise no_latency_model()
+        return self._latency
 
     def num_blocks(self, request: RequestView) -> int:
         return sum(len(table) for table in self._kv.block_ids(cast("KVRequest", request)))
 
+    def num_exclusive_blocks(self, request: RequestView) -> int:
+        return self._kv.num_exclusive_blocks(cast("KVRequest", request))
+
+    def prefix_hashes(self, request: RequestView) -> Sequence[bytes]:
+        return self._kv.prefix_hashes(cast("KVRequest", request))
+
     def hit_tokens(self, request: RequestView) -> int:
         # The scheduler hands out its own records, which satisfy both protocols.
-        return self._kv.lookup(cast("KVRequest", request)).tokens
+        record = cast("Request", request)
+        version = self._kv.prefix_version
+        if version is None:
+            return self._kv.lookup(record).tokens
+        if version != self._hits_version or len(self._hits) > _MOST_HITS:
+            self._hits.clear()
+            self._hits_version = version
+        num_tokens = record.num_tokens
+        found = self._hits.get(record.request_id)
+        if found is None or found[0] != num_tokens:
+            found = self._hits[record.request_id] = (num_tokens, self._kv.lookup(record).tokens)
+        return found[1]

@@ -2,43 +2,44 @@
 
 from __future__ import annotations
 
-import heapq
 import math
+from bisect import bisect_left, insort
 from typing import TYPE_CHECKING, TypeAlias
 
 from tokenyard.errors import PluginError
 from tokenyard.interfaces.scheduler import RequestStatus
+from tokenyard.scheduler.client_lines import ClientLines, Rank
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
     from tokenyard.scheduler.request_state import Request
 
-_Rank: TypeAlias = tuple[int, object, float, str]
+_Entry: TypeAlias = "tuple[Rank, Request]"
 
-_MOST_STALE = 64  # entries of removed requests that are kept whatever the number of live ones
+_MOST_PASSED = 64  # entries before the head that are kept without asking how many there are behind it
 
 
 class WaitingQueue:
-    """A heap on (front first, key, arrival, id); removal marks an entry, which is dropped when it surfaces."""
+    """A list sorted by (front first, key, arrival, id): its first requests are at hand, however long it is.
 
-    def __init__(self) -> None:
-        self._heap: list[tuple[_Rank, int]] = []
-        self._entries: dict[int, Request] = {}  # entry number -> request
-        self._ranks: dict[int, _Rank] = {}  # of the same entries
-        self._numbers: dict[str, int] = {}  # request id -> its live entry number
-        self._next_number = 0
-        self._aside: list[tuple[_Rank, int]] = []
+    With `by_client` the first requests of each client are at hand too.
+    """
+
+    def __init__(self, *, by_client: bool = False) -> None:
+        self._line: list[_Entry] = []  # what is before the head has left
+        self._head = 0
+        self._ranks: dict[str, Rank] = {}  # by request id
         self._started: set[str] = set()  # ids of those that ran before
+        self.num_by_client: dict[str | None, int] = {}  # of clients that have some; None = those without an id
+        self._clients = ClientLines() if by_client else None
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self._ranks)
 
     def __iter__(self) -> Iterator[Request]:
-        """In admission order; for reports and tests, not for the step loop."""
-        for _, number in sorted((*self._heap, *self._aside)):
-            if number in self._entries:
-                yield self._entries[number]
+        """In order; the line must not change meanwhile."""
+        return (self._line[index][1] for index in range(self._head, len(self._line)))
 
     @property
     def num_started(self) -> int:
@@ -53,54 +54,61 @@ class WaitingQueue:
         """Queue before everything that was queued by key; requests in front stay in order of arrival."""
         self._insert(request, (0, (), request.arrival_time, request.request_id))
 
-    def peek(self) -> Request | None:
-        """The first request that was not set aside, or None."""
-        while self._heap:
-            request = self._entries.get(self._heap[0][1])
-            if request is not None:
-                return request
-            heapq.heappop(self._heap)
-        return None
+    def at(self, position: int) -> Request | None:
+        """The request at this position, 0 = the first, or None behind the last."""
+        index = self._head + position
+        return self._line[index][1] if index < len(self._line) else None
 
-    def set_aside(self) -> None:
-        """Skip the first request until `take_back`; it keeps its place."""
-        self._aside.append(heapq.heappop(self._heap))
+    def first(self, limit: int, start: int = 0) -> list[Request]:
+        """Up to `limit` requests from position `start` on."""
+        begin = self._head + start
+        return [request for _, request in self._line[begin : begin + limit]]
 
-    def take_back(self) -> None:
-        """Requests that were set aside stand where they stood."""
-        for entry in self._aside:
-            heapq.heappush(self._heap, entry)
-        self._aside.clear()
+    def in_turn(self, limit: int, passed: Container[str]) -> list[Request]:
+        """Up to `limit` requests, the first of each client, then the second of each, ...; without those `passed`."""
+        if self._clients is None:
+            raise RuntimeError("this queue was not made by_client")
+        return self._clients.in_turn(limit, passed)
 
     def remove(self, request_id: str) -> None:
         """Take a request out, wherever it stands; one that does not wait is no error."""
-        self._started.discard(request_id)
-        number = self._numbers.pop(request_id, None)
-        if number is None:
+        rank = self._ranks.pop(request_id, None)
+        if rank is None:
             return
-        del self._entries[number], self._ranks[number]
-        if len(self._heap) > 2 * len(self._ranks) + _MOST_STALE and not self._aside:
-            self._rebuild()
+        self._started.discard(request_id)
+        index = bisect_left(self._line, (rank,), lo=self._head)
+        self._leave(rank, self._line[index][1].client_id)
+        if index > self._head:
+            del self._line[index]
+            return
+        self._head += 1
+        if self._head > _MOST_PASSED and 2 * self._head > len(self._line):
+            del self._line[: self._head]
+            self._head = 0
 
-    def _insert(self, request: Request, rank: _Rank) -> None:
+    def _leave(self, rank: Rank, client: str | None) -> None:
+        if self._clients is not None:
+            self._clients.remove(rank, client)
+        num_left = self.num_by_client[client] - 1
+        if num_left:
+            self.num_by_client[client] = num_left
+        else:
+            del self.num_by_client[client]
+
+    def _insert(self, request: Request, rank: Rank) -> None:
         if isinstance(rank[1], float) and math.isnan(rank[1]):
             raise PluginError("the scheduling policy's key is not a number (nan), which has no place in any order")
-        number = self._next_number
         try:
-            heapq.heappush(self._heap, (rank, number))
+            insort(self._line, (rank, request), lo=self._head)
         except Exception as error:
-            self._rebuild()  # a push that fails half-way leaves the heap in disorder
             raise PluginError(
                 f"the scheduling policy's key {rank[1]!r} cannot be compared with its other keys "
                 f"({type(error).__name__}: {error}); a policy's keys must all be of one comparable type"
             ) from error
-        self._next_number += 1
-        self._entries[number], self._ranks[number] = request, rank
-        self._numbers[request.request_id] = number
+        if self._clients is not None:
+            self._clients.insert(rank, request)
+        client = request.client_id
+        self.num_by_client[client] = self.num_by_client.get(client, 0) + 1
+        self._ranks[request.request_id] = rank
         if request.status is RequestStatus.PREEMPTED:
             self._started.add(request.request_id)
-
-    def _rebuild(self) -> None:
-        """The live entries alone."""
-        self._heap = [(rank, number) for number, rank in self._ranks.items()]
-        heapq.heapify(self._heap)

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from tokenyard.testing.worker_side import WorkerSide, WorkerStep
 
 _MAY_WAIT = frozenset({WaitReason.PREEMPTION, WaitReason.BLOCKS_IN_FLIGHT, WaitReason.PAUSED})
-_LEAVES_ROOM = frozenset({"waiting_order", "token_budget", "prefill_budget", "chunk_size", "max_running"})
+_LEAVES_ROOM = frozenset(
+    {"running_order", "waiting_order", "token_budget", "prefill_budget", "chunk_size", "max_running"}
+)
 """Decision points by which a policy may leave room unused."""
 
 
@@ -198,6 +200,7 @@ class StateJudge:
         self._scheduler = parts.scheduler
         self._manager = parts.kv_cache_manager
         self._worker = worker
+        self._may_rest = parts.policy is not None and "wake_at" in overridden(parts.policy)
         self._ledger = ledger
         self._num_blocks = num_blocks
 
@@ -222,8 +225,10 @@ class StateJudge:
             check_none_lost(snapshot, live.values())
 
     def check_not_stalled(self) -> None:
-        """Nothing ran although nothing was in flight: then every request waits for a reason."""
+        """Nothing ran although nothing was in flight: then all requests wait for a reason, or the policy for a time."""
         live = self._ledger.live
+        if self._may_rest and self._core.wake_at() is not None:
+            return
         has_reasons = snapshot_of(self._scheduler) is not None
         if any(row.wait_reason not in ("deferred", "paused") for row in live.values()) and (
             has_reasons or self._core.wake_at() is None
@@ -263,7 +268,7 @@ class AdmissionJudge:
         """Raise ContractViolation when the first in line would have fitted into this step."""
         stats = self._scheduler.stats()
         has_preempted, self._num_preemptions = stats.num_preemptions > self._num_preemptions, stats.num_preemptions
-        is_full = stats.num_running >= self._limits.max_num_seqs
+        is_full = stats.num_running - stats.num_paused >= self._limits.max_num_seqs
         if self.is_paused or has_preempted or is_full or self._leaves_room or not stats.num_waiting:
             return
         snapshot = snapshot_of(self._scheduler)

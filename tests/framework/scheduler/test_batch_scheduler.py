@@ -11,6 +11,7 @@ from scripted_engine import EOS, ScriptedEngine
 from tokenyard.errors import CapacityError, ConfigError, PluginError, ValidationError
 from tokenyard.interfaces import RequestView, SchedulerView, SchedulingPolicy
 from tokenyard.request import FinishReason
+from tokenyard.scheduler.policy_calls import PolicyCalls
 
 
 def test_ten_short_prompts_run_in_one_step_whole_and_in_order() -> None:
@@ -439,10 +440,8 @@ def test_a_policy_that_decides_what_is_not_asked_is_refused_by_name() -> None:
         def chunk_size(self, request: RequestView, num_left: int, view: SchedulerView) -> int:
             return 1
 
-    with pytest.raises(
-        PluginError, match=r"Chunks overrides chunk_size.*it asks: admit, requeue_key, victim, waiting_key, wake_at"
-    ):
-        ScriptedEngine(policy=Chunks())
+    with pytest.raises(PluginError, match=r"Chunks overrides chunk_size.*scheduler 'half' .*it asks: admit, victim"):
+        PolicyCalls(Chunks(), frozenset({"admit", "victim"}), "half")
 
 
 def test_keys_that_cannot_be_compared_refuse_the_request_and_keep_the_queue() -> None:

@@ -291,7 +291,7 @@ def test_a_key_that_raises_leaves_the_line_in_order() -> None:
     for number in (2, 1):
         line.push(record(engine, f"r{number}"), Moody(number))
     order = []
-    while (first := line.peek()) is not None:
+    while (first := line.at(0)) is not None:
         order.append(first.request_id)
         line.remove(first.request_id)
     assert order == [f"r{number}" for number in range(1, 7)]
@@ -303,7 +303,7 @@ def test_requests_that_left_a_line_do_not_pile_up_in_it() -> None:
     for number in range(1000):
         line.push(record(engine, f"r{number}"), 1)
         line.remove(f"r{number}")
-    assert len(line._heap) < 200
+    assert len(line._line) < 200
 
 
 def test_a_request_that_fails_in_flight_ends_though_it_waits_again() -> None:

@@ -1,0 +1,92 @@
+"""BlockGrowth: blocks for running requests, taken from others when none are free."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tokenyard.interfaces.scheduler import WaitReason
+
+if TYPE_CHECKING:
+    from tokenyard.arrays import BoolArray, IntArray, LongArray
+    from tokenyard.interfaces.kv_cache import KVCacheManager
+    from tokenyard.scheduler.preemption import Preemptor
+    from tokenyard.scheduler.request_state import Request
+    from tokenyard.scheduler.running import RunningBatch
+    from tokenyard.scheduler.slots import SlotTable
+    from tokenyard.scheduler.step import StepBuilder
+
+
+class BlockGrowth:
+    """Grows block tables at block boundaries."""
+
+    def __init__(
+        self,
+        *,
+        table: SlotTable,
+        kv_cache_manager: KVCacheManager,
+        running: RunningBatch,
+        steps: StepBuilder,
+        preemptor: Preemptor,
+        block_size: int,
+    ) -> None:
+        self._table = table
+        self._kv = kv_cache_manager
+        self._running = running
+        self._steps = steps
+        self._preemptor = preemptor
+        self._block_size = block_size
+        self.is_short = False  # whether a row of the current step did not get its block
+        self.has_preempted = False  # in the current step
+
+    def begin_step(self) -> None:
+        """A step begins."""
+        self.is_short = self.has_preempted = False
+
+    def grow(self, slots: LongArray, known: IntArray, lacking: BoolArray) -> BoolArray | None:
+        """Let the tables of the lacking rows hold their `known` tokens. Returns which rows can run, None when all can.
+
+        No row has been given to the step yet, so everybody who runs may be a victim, and nobody who is one has run.
+        """
+        table = self._table
+        named = slots[lacking]
+        starts = -(-table.valid_until[named] // self._block_size)
+        waits = []
+        for slot, start, num_tokens in zip(named.tolist(), starts.tolist(), known[lacking].tolist(), strict=True):
+            request = table.requests[slot]
+            if request is not None and not self._grow_one(request, slot, start, num_tokens):
+                waits.append(slot)
+        if not self.has_preempted and not waits:
+            return None
+        self.is_short = bool(waits)
+        return table.is_held[slots] & ~np.isin(slots, waits)
+
+    def make_room(self, num_blocks: int) -> bool:
+        """Take blocks away from paused requests until so many are free; False, with nothing changed, if that is vain.
+
+        Blocks that they share with others, and those of steps in flight, would not be free at once.
+        """
+        paused = self._running.paused
+        if not paused or self._running.has_blocks_in_flight:
+            return False
+        exclusive = sum(self._kv.num_exclusive_blocks(request) for request in paused.values())
+        if self._kv.usage.num_free_blocks + exclusive < num_blocks:
+            return False
+        while paused and self._kv.usage.num_free_blocks < num_blocks and not self._running.has_blocks_in_flight:
+            candidates = [request for request in self._running.requests.values() if request.is_paused]
+            self._preemptor.take_blocks(candidates, WaitReason.KV_BLOCKS.value)
+        return self._kv.usage.num_free_blocks >= num_blocks
+
+    def _grow_one(self, request: Request, slot: int, start: int, num_tokens: int) -> bool:
+        """Preempt until the row has its block or is gone. False: it has to wait for blocks of steps in flight."""
+        while (allocation := self._kv.allocate(request, num_tokens)) is None:
+            if self._running.has_blocks_in_flight:
+                return False  # taking more away would be more than what lacks
+            self._preemptor.take_blocks(list(self._running.requests.values()), WaitReason.KV_BLOCKS.value)
+            self.has_preempted = True
+            if self._table.requests[slot] is not request:
+                return True
+        self._table.valid_until[slot] = allocation.valid_until_tokens
+        self._steps.add_blocks(slot, start, allocation)
+        return True

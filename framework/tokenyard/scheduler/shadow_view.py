@@ -1,0 +1,84 @@
+"""ShadowView: what a shadow policy sees, which is what the acting one sees, with random numbers of its own."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tokenyard.interfaces.latency import StepLatency
+    from tokenyard.interfaces.policy import RequestView, SchedulerView
+    from tokenyard.interfaces.predictor import OutputLengthPredictor
+
+
+class ShadowView:
+    """Satisfies `tokenyard.interfaces.SchedulerView`. What the shadow draws, nobody else misses."""
+
+    def __init__(self, view: SchedulerView, seed: int) -> None:
+        self._view = view
+        self._rng = Random(f"shadow {seed}")  # noqa: S311 - reproducible choices, no secrets
+
+    @property
+    def rng(self) -> Random:
+        return self._rng
+
+    @property
+    def now(self) -> float:
+        return self._view.now
+
+    @property
+    def num_waiting(self) -> int:
+        return self._view.num_waiting
+
+    @property
+    def num_waiting_by_client(self) -> Mapping[str | None, int]:
+        return self._view.num_waiting_by_client
+
+    @property
+    def num_running(self) -> int:
+        return self._view.num_running
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._view.num_free_blocks
+
+    @property
+    def num_total_blocks(self) -> int:
+        return self._view.num_total_blocks
+
+    @property
+    def block_size(self) -> int:
+        return self._view.block_size
+
+    @property
+    def running(self) -> Sequence[RequestView]:
+        return self._view.running
+
+    def waiting(self, limit: int) -> Sequence[RequestView]:
+        return self._view.waiting(limit)
+
+    @property
+    def token_clock(self) -> int:
+        return self._view.token_clock
+
+    @property
+    def predictor(self) -> OutputLengthPredictor:
+        return self._view.predictor
+
+    @property
+    def latency(self) -> StepLatency:
+        return self._view.latency
+
+    def num_blocks(self, request: RequestView) -> int:
+        return self._view.num_blocks(request)
+
+    def num_exclusive_blocks(self, request: RequestView) -> int:
+        return self._view.num_exclusive_blocks(request)
+
+    def prefix_hashes(self, request: RequestView) -> Sequence[bytes]:
+        return self._view.prefix_hashes(request)
+
+    def hit_tokens(self, request: RequestView) -> int:
+        return self._view.hit_tokens(request)
