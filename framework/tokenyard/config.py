@@ -73,6 +73,7 @@ class KVCacheConfig:
     enable_prefix_caching: bool = True  # share the K/V of equal beginnings
     eviction: str = "lru"  # the rule by which cached blocks go; or {name: NAME, OPTION: VALUE}
     eviction_options: object = NO_OPTIONS
+    retention_share: float = 0.5  # of the blocks, that requests with the hint retention=high may keep at most
     host_memory: str | int | None = None  # of each rank, for K/V that is swapped out: bytes, or "1GiB"; None = none
     options: object = NO_OPTIONS
 

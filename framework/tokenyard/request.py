@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from tokenyard.config import NO_OPTIONS
+from tokenyard.errors import ValidationError
 
 if TYPE_CHECKING:
     from tokenyard.arrays import IntArray
@@ -42,7 +43,13 @@ class ServiceLevel(NamedTuple):
     e2e: float | None = None  # arrival to last token
 
 
-HINT_KEYS = ("deadline", "client", "session", "slo")
+Retention: TypeAlias = Literal["low", "normal", "high"]
+"""How long the content of a request is worth keeping in the prefix cache (since API 1.6)."""
+
+RETENTION_LEVELS: tuple[Retention, ...] = ("low", "normal", "high")
+"""What is evicted first comes first."""
+
+HINT_KEYS = ("deadline", "client", "session", "slo", "retention")
 """What users may hint at with every policy; all other keys are the active policy's own (since API 1.3)."""
 
 
@@ -57,6 +64,7 @@ class SchedulingHints:
     client_id: str | None = None
     session_id: str | None = None
     service_level: ServiceLevel | None = None
+    retention: Retention = "normal"  # since API 1.6
     metadata: object = NO_OPTIONS
 
     def metadata_values(self) -> dict[str, object]:
@@ -87,5 +95,20 @@ class EngineCoreRequest:
     lora_name: str | None = None
     extra_keys: tuple[ExtraKey, ...] = ()  # content that token ids do not tell, in order of position
     metadata: Mapping[str, object] = field(default_factory=dict)  # of the active policy's metadata_type, by field name
-    # The length of its output, where a workload knows it. Only an oracle is told: see interfaces/predictor.py (API 1.6).
+    retention: Retention = "normal"  # how long its content is worth keeping in the prefix cache (since API 1.6)
+    # The length of its output, where a workload knows it. Only an oracle is told (interfaces/predictor.py, API 1.6).
     true_output_tokens: int | None = None
+
+
+_MAX_TOKENS = 2**63 - 1  # what crosses processes as a 64-bit number
+
+
+def check_true_output_tokens(told: object) -> int | None:
+    """`EngineCoreRequest.true_output_tokens`, when it can be one; raises ValidationError."""
+    if told is None or (isinstance(told, int) and not isinstance(told, bool) and 1 <= told <= _MAX_TOKENS):
+        return told
+    raise ValidationError(
+        f"true_output_tokens={told!r:.100} is not valid: it must be a whole number of tokens, at least 1, or None",
+        parameter="true_output_tokens",
+        value=told,
+    )

@@ -13,15 +13,17 @@ if TYPE_CHECKING:
 
 
 def _make(options: NoOptions, context: KVCacheManagerContext) -> KVCacheManager:
-    from tokenyard.kv_cache import PagedKVCacheManager  # only when chosen
+    from tokenyard.kv_cache import PagedKVCacheManager, eviction_maker  # only when chosen
 
     return PagedKVCacheManager(
         num_blocks=context.num_blocks,
         block_size=context.config.block_size,
         enable_prefix_caching=context.config.enable_prefix_caching,
         group_windows=context.group_windows,
-        eviction=context.config.eviction,
+        make_eviction=eviction_maker(context),
+        retention_share=context.config.retention_share,
         records_events=context.records_events,
+        num_host_blocks=context.num_host_blocks,
     )
 
 
@@ -30,6 +32,6 @@ def tokenyard_kv_cache_managers() -> Iterator[KVCacheManagerDescriptor[NoOptions
     yield KVCacheManagerDescriptor(
         name="paged",
         api_version=(1, 6),
-        summary="reference-counted blocks per KV group, prefix cache by chained sha256, eviction lru or fifo",
+        summary="reference-counted blocks per KV group, prefix cache by chained sha256, any eviction rule",
         factory=_make,
     )

@@ -56,6 +56,7 @@ from tokenyard.interfaces.scheduler import (
     SchedulerSnapshot,
     WaitReason,
 )
+from tokenyard.interfaces.turns import keep_turns
 
 __all__ = [
     "AdmitDecision",
@@ -110,5 +111,6 @@ __all__ = [
     "StepOutcome",
     "WaitReason",
     "WorkerReport",
+    "keep_turns",
     "possible_output_len",
 ]

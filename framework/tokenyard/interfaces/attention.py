@@ -37,7 +37,8 @@ class KVCacheLayout:
     """Shapes of the key and the value cache of one layer for a given number of blocks.
 
     Each has exactly num_blocks * block_size * num_kv_heads * head size elements: memory is counted by that, and a
-    worker refuses any other number.
+    worker refuses any other number. Blocks can be copied to host memory where the first dimension of both is
+    num_blocks, so that an index is a block.
     """
 
     key_shape: tuple[int, ...]

@@ -86,6 +86,9 @@ class KVCacheUsage(NamedTuple):
     num_total_blocks: int
 
 
+NO_BLOCKS = KVCacheUsage(0, 0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCacheManagerContext:
     """What a manager's factory is given, in the engine process."""
@@ -96,7 +99,8 @@ class KVCacheManagerContext:
     records_events: bool = False  # whether somebody wants `take_events` (since API 1.2)
     # Makes the rule that `config.eviction` names, for so many blocks; None = least recently used (since API 1.6)
     make_eviction: Callable[[int], EvictionRule] | None = None
-    num_host_blocks: int = 0  # in host memory, for K/V that is swapped out: KVCachePlan.num_host_blocks (since API 1.6)
+    # In host memory, for K/V that is swapped out (since API 1.6); a manager that cannot use them raises ConfigError
+    num_host_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +109,7 @@ class KVCacheInspection:
 
     ref_counts: Mapping[int, int]  # of every usable block id
     cached_hashes: frozenset[bytes]  # keys under which a block can be found
-    host: KVCacheUsage = KVCacheUsage(0, 0)  # free and total blocks in host memory (since API 1.6)
+    host: KVCacheUsage = NO_BLOCKS  # free and total blocks in host memory (since API 1.6)
 
 
 class KVCacheManager(ABC):
@@ -204,8 +208,8 @@ class KVCacheManager(ABC):
         """
         return False
 
-    def forget_swapped(self, request: KVRequest) -> None:
-        """Drop what host memory has of `request`; called when one ends that was swapped out. Nothing there is no error."""
+    def forget_swapped(self, request: KVRequest) -> None:  # noqa: B027 - most managers have no such memory
+        """Drop what host memory has of `request`, which was swapped out and has ended; nothing there is no error."""
 
     def take_transfers(self) -> Sequence[HostTransfer]:
         """Copies between device and host that are due since the last call, in order: before the next step runs."""

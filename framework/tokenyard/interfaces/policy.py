@@ -130,8 +130,12 @@ class SchedulerView(Protocol):
     def running(self) -> Sequence[RequestView]:
         """In admission order, those included that are paused."""
 
+    @property
+    def prefills(self) -> Sequence[RequestView]:
+        """Of `running` those whose next step is no decode: they lack K/V of more than one token (since API 1.6)."""
+
     def waiting(self, limit: int) -> Sequence[RequestView]:
-        """The first `limit` requests in line."""
+        """The first `limit` requests in line; while the engine lets nobody start, of those that ran before."""
 
     @property
     def num_waiting_by_client(self) -> Mapping[str | None, int]:
@@ -161,6 +165,9 @@ class SchedulerView(Protocol):
 
     def num_exclusive_blocks(self, request: RequestView) -> int:
         """Blocks that nobody else holds: what preempting `request` would give back (since API 1.6)."""
+
+    def num_blocks_needed(self, request: RequestView) -> int:
+        """Blocks that a waiting `request` lacks: for all its known tokens, less those of a prefix hit (since API 1.6)."""
 
     def hit_tokens(self, request: RequestView) -> int:
         """Prompt tokens of `request` that the prefix cache would save now; no side effects.
@@ -203,6 +210,7 @@ class PolicyContext:
     max_num_batched_tokens: int
     preempt_mode: PreemptMode = PreemptMode.RECOMPUTE  # `scheduler.preempt_mode` (since API 1.6)
     has_latency: bool = False  # whether a latency model is configured: see `SchedulerView.latency` (since API 1.6)
+    max_chunk_tokens: int | None = None  # of one prefill in a step; None = prompts are not cut (since API 1.6)
 
 
 class SchedulingPolicy:

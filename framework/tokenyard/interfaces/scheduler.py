@@ -14,7 +14,13 @@ if TYPE_CHECKING:
 
     from tokenyard.clock import Clock
     from tokenyard.config import SchedulerConfig
-    from tokenyard.engine_outputs import EngineCoreOutputs, FinishedRequest, RequestEvent, SchedulerStats, ShadowDecision
+    from tokenyard.engine_outputs import (
+        EngineCoreOutputs,
+        FinishedRequest,
+        RequestEvent,
+        SchedulerStats,
+        ShadowDecision,
+    )
     from tokenyard.interfaces.kv_cache import KVCacheManager
     from tokenyard.interfaces.latency import LatencyModel
     from tokenyard.interfaces.policy import RequestView, SchedulingPolicy
@@ -180,7 +186,11 @@ class Scheduler(ABC):
         """
         return ()
 
-    # Since API 1.6; a scheduler for an older one has the default
+    # Since API 1.6; a scheduler for an older one has the defaults
+
+    def waiting_snapshot(self, limit: int) -> Sequence[RequestSnapshot]:
+        """The first `limit` requests in line, as `snapshot` has them; where there is a cheaper way than that, by it."""
+        return self.snapshot(limit).waiting[:limit]
 
     def take_shadow_decisions(self) -> Sequence[ShadowDecision]:
         """Where `SchedulerContext.shadow` would have decided otherwise since the last call, the last ones at least."""

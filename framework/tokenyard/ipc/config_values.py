@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         EngineConfig,
         ExecutorConfig,
         KVCacheConfig,
+        LatencyConfig,
         LogitsProcessorConfig,
         LoopConfig,
         ObserverConfig,
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     )
 
 _OF_ENGINE = ("name", "options", "policy")
+_NAMED = ("predictor", "shadow", "eviction")  # keys beside which a component's options stand, as `KEY_options`
 
 
 def config_to_values(config: EngineConfig) -> dict[str, object]:
@@ -33,6 +35,8 @@ def config_to_values(config: EngineConfig) -> dict[str, object]:
         "scheduler": _scheduler(config.scheduler),
         "kv_cache": _component(config.kv_cache),
         "server": dataclass_values(config.server),
+        "latency": _component(config.latency),
+        "trace": dataclass_values(config.trace),
         "observers": [_component(row) for row in config.observers],
     }
 
@@ -57,6 +61,7 @@ def worker_values(config: EngineConfig) -> dict[str, object]:
 def _component(
     config: LoopConfig
     | KVCacheConfig
+    | LatencyConfig
     | AttentionConfig
     | ExecutorConfig
     | PolicyConfig
@@ -65,9 +70,18 @@ def _component(
     | SchedulerConfig,
 ) -> dict[str, object]:
     """A component's options stand among the keys of its group."""
-    values = dataclass_values(config)
+    values = _with_named(dataclass_values(config))
     del values["options"]
     return {**values, **dataclass_values(config.options)}
+
+
+def _with_named(values: dict[str, object]) -> dict[str, object]:
+    """Components that a key of the group names, as a config says them: {name: NAME, OPTION: VALUE}."""
+    for key in _NAMED:
+        options = values.pop(f"{key}_options", None)
+        if isinstance(options, dict) and options:
+            values[key] = {"name": values[key], **options}
+    return values
 
 
 def _scheduler(config: SchedulerConfig) -> dict[str, object]:
@@ -77,4 +91,5 @@ def _scheduler(config: SchedulerConfig) -> dict[str, object]:
 
 
 def _limits(config: SchedulerConfig | KVCacheConfig) -> dict[str, object]:
-    return {name: value for name, value in dataclass_values(config).items() if name not in _OF_ENGINE}
+    left_out = {*_OF_ENGINE, *_NAMED, *(f"{key}_options" for key in _NAMED)}
+    return {name: value for name, value in dataclass_values(config).items() if name not in left_out}

@@ -12,9 +12,11 @@ from tokenyard.engine_outputs import (
     AdmittedRequest,
     EngineCoreOutputs,
     FinishedRequest,
+    PluginStats,
     RequestEvent,
     RequestEventKind,
     SchedulerStats,
+    ShadowStats,
 )
 from tokenyard.ipc.codec import Array
 from tokenyard.ipc.logprobs import (
@@ -55,6 +57,7 @@ class EventMessage(msgspec.Struct, frozen=True, array_like=True):
     age: float  # seconds
     num_tokens: int = 0
     reason: str | None = None
+    mode: str | None = None
 
 
 class StatsMessage(msgspec.Struct, frozen=True, array_like=True):
@@ -76,6 +79,9 @@ class StatsMessage(msgspec.Struct, frozen=True, array_like=True):
     wait_reason: str | None = None
     num_waiting_by_reason: Mapping[str, int] = {}
     num_rejected_by_reason: Mapping[str, int] = {}
+    plugins: PluginStats | None = None
+    shadow: ShadowStats | None = None
+    num_paused: int = 0
 
 
 class OutputsMessage(msgspec.Struct, frozen=True, omit_defaults=True, tag="outputs"):
@@ -112,7 +118,7 @@ def outputs_to_message(outputs: EngineCoreOutputs, now: float) -> OutputsMessage
             for one in outputs.admitted
         ],
         events=[
-            EventMessage(event.request_id, event.kind, now - event.at, int(event.num_tokens), event.reason)
+            EventMessage(event.request_id, event.kind, now - event.at, int(event.num_tokens), event.reason, event.mode)
             for event in outputs.events
         ],
         logprobs=None if outputs.logprobs is None else logprobs_to_message(outputs.logprobs),
@@ -169,6 +175,7 @@ def _event(event: EventMessage, now: float) -> RequestEvent:
         at=now - event.age,
         num_tokens=event.num_tokens,
         reason=event.reason,
+        mode=event.mode,
     )
 
 

@@ -35,6 +35,7 @@ class PlanMessage(msgspec.Struct, frozen=True, tag="plan"):
     num_blocks: int
     block_size: int
     max_model_len: int | None
+    num_host_blocks: int = 0
 
 
 def report_to_message(report: WorkerReport) -> ReportMessage:
@@ -78,11 +79,14 @@ def report_from_message(message: ReportMessage) -> WorkerReport:
 
 def plan_to_message(plan: KVCachePlan) -> PlanMessage:
     """What crosses processes."""
-    return PlanMessage(plan.num_blocks, plan.block_size, plan.max_model_len)
+    return PlanMessage(plan.num_blocks, plan.block_size, plan.max_model_len, plan.num_host_blocks)
 
 
 def plan_from_message(message: PlanMessage) -> KVCachePlan:
     """The same."""
     return KVCachePlan(
-        num_blocks=message.num_blocks, block_size=message.block_size, max_model_len=message.max_model_len
+        num_blocks=message.num_blocks,
+        block_size=message.block_size,
+        max_model_len=message.max_model_len,
+        num_host_blocks=message.num_host_blocks,
     )

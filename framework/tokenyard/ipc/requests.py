@@ -13,7 +13,7 @@ from tokenyard.interfaces.kv_cache import ExtraKey
 from tokenyard.ipc.codec import Array
 from tokenyard.ipc.params import SamplingMessage, params_from_message, params_to_message
 from tokenyard.ipc.plain import to_plain
-from tokenyard.request import EngineCoreRequest, ServiceLevel
+from tokenyard.request import EngineCoreRequest, Retention, ServiceLevel, check_true_output_tokens
 from tokenyard.sampling_params import SamplingParams
 
 
@@ -37,7 +37,9 @@ class RequestMessage(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     cache_salt: str | None = None
     lora_name: str | None = None
     extra_keys: tuple[tuple[str, int, int], ...] = ()
+    retention: Retention = "normal"
     metadata: Mapping[str, object] = {}  # plain data
+    true_output_tokens: int | None = None
 
 
 def request_to_message(request: EngineCoreRequest, now: float) -> RequestMessage:
@@ -64,7 +66,9 @@ def request_to_message(request: EngineCoreRequest, now: float) -> RequestMessage
         cache_salt=request.cache_salt,
         lora_name=request.lora_name,
         extra_keys=tuple((extra.key, extra.start, extra.end) for extra in request.extra_keys),
+        retention=request.retention,
         metadata=_plain_metadata(request),
+        true_output_tokens=check_true_output_tokens(request.true_output_tokens),
     )
 
 
@@ -92,7 +96,9 @@ def request_from_message(message: RequestMessage, now: float) -> EngineCoreReque
         cache_salt=message.cache_salt,
         lora_name=message.lora_name,
         extra_keys=tuple(ExtraKey(*extra) for extra in message.extra_keys),
+        retention=message.retention,
         metadata=message.metadata,
+        true_output_tokens=message.true_output_tokens,
     )
 
 

@@ -24,7 +24,7 @@ from tokenyard.ipc.logprobs import (
 from tokenyard.ipc.params import SamplingMessage, params_from_message, params_to_message
 from tokenyard.runner_output import ModelRunnerOutput
 from tokenyard.sampling_params import SamplingParams
-from tokenyard.scheduler_output import BlockCopy, BlockTableUpdate, RequestStart, SchedulerOutput, Slot
+from tokenyard.scheduler_output import BlockCopy, BlockTableUpdate, HostTransfer, RequestStart, SchedulerOutput, Slot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 SlotMessage = tuple[int, int]  # index, generation
 BlockTableMessage = tuple[int, int, int, int, Array]  # slot, group, start, block ids
+TransferMessage = tuple[Array, Array, bool, int]  # a HostTransfer
 
 
 class StartMessage(msgspec.Struct, frozen=True, array_like=True):
@@ -68,6 +69,7 @@ class StepMessage(msgspec.Struct, frozen=True, omit_defaults=True, tag="step"):
     finished: tuple[SlotMessage, ...] = ()
     paused: tuple[SlotMessage, ...] = ()
     block_copies: tuple[tuple[int, int, int], ...] = ()
+    host_transfers: tuple[TransferMessage, ...] = ()
     num_draft_tokens: Array | None = None
     draft_token_ids: Array | None = None
     lora_ids: Array | None = None
@@ -105,6 +107,7 @@ def step_to_message(output: SchedulerOutput) -> StepMessage:
         finished=_slots_to_message(output.finished),
         paused=_slots_to_message(output.paused),
         block_copies=tuple((copy.source, copy.target, copy.group) for copy in output.block_copies),
+        host_transfers=tuple(map(_transfer_to_message, output.host_transfers)),
         num_draft_tokens=_optional_array(output.num_draft_tokens, np.int32),
         draft_token_ids=_optional_array(output.draft_token_ids, np.int32),
         lora_ids=_optional_array(output.lora_ids, np.int32),
@@ -129,6 +132,7 @@ def step_from_message(message: StepMessage) -> SchedulerOutput:
         finished=tuple(Slot(*slot) for slot in message.finished),
         paused=tuple(Slot(*slot) for slot in message.paused),
         block_copies=tuple(BlockCopy(*copy) for copy in message.block_copies),
+        host_transfers=tuple(map(_transfer_from_message, message.host_transfers)),
         num_draft_tokens=_optional_ints(message.num_draft_tokens),
         draft_token_ids=_optional_ints(message.draft_token_ids),
         lora_ids=_optional_ints(message.lora_ids),
@@ -208,6 +212,19 @@ def _update_to_message(update: BlockTableUpdate) -> BlockTableMessage:
 def _update_from_message(message: BlockTableMessage) -> BlockTableUpdate:
     index, generation, group, start, block_ids = message
     return BlockTableUpdate(Slot(index, generation), group, start, block_ids.values(np.int32, 1))
+
+
+def _transfer_to_message(transfer: HostTransfer) -> TransferMessage:
+    device, host = _array(transfer.block_ids, np.int32), _array(transfer.host_block_ids, np.int32)
+    return device, host, transfer.to_host, transfer.group
+
+
+def _transfer_from_message(message: TransferMessage) -> HostTransfer:
+    device, host, to_host, group = message
+    block_ids, host_block_ids = device.values(np.int32, 1), host.values(np.int32, 1)
+    if len(block_ids) != len(host_block_ids):
+        raise ValueError(f"{len(block_ids)} blocks are to be copied to or from {len(host_block_ids)} host blocks")
+    return HostTransfer(block_ids, host_block_ids, to_host, group)
 
 
 def _slots_to_message(slots: Sequence[Slot]) -> tuple[SlotMessage, ...]:

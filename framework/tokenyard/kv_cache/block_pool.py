@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from tokenyard.kv_cache.free_list import make_free_list
+from tokenyard.kv_cache.eviction import LRUEviction, MakeEviction
+from tokenyard.kv_cache.retention import NORMAL, RetentionEviction
+
+if TYPE_CHECKING:
+    from tokenyard.interfaces.eviction import EvictionRule
 
 NULL_BLOCK = 0
 """Block 0 is never handed out: unused block-table entries point to it, so that every entry is a legal index."""
@@ -14,16 +19,25 @@ class BlockPool:
     """`num_blocks` usable blocks with ids 1 .. num_blocks.
 
     A block is *referenced* (its count says by how many table entries) or *free*. A free block keeps its hash, and so
-    its content, until it is handed out again; the eviction rule says which one that is. `on_removed` is called with a
-    hash when its last block is handed out to hold something else.
+    its content, until it is handed out again; the eviction rule that `make_eviction` makes says which one that is.
+    `on_removed` is called with a hash when its last block is handed out to hold something else. Of content whose
+    retention level is above normal, at most `retention_share` of the blocks is kept before other content.
     """
 
     def __init__(
-        self, num_blocks: int, *, eviction: str = "lru", on_removed: Callable[[bytes], None] | None = None
+        self,
+        num_blocks: int,
+        *,
+        make_eviction: MakeEviction = LRUEviction,
+        retention_share: float = 0.5,
+        on_removed: Callable[[bytes], None] | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self._on_removed = on_removed
-        self._free = make_free_list(eviction, num_blocks)
+        self._make_eviction = make_eviction
+        self._most_high = int(retention_share * num_blocks)
+        self._free: EvictionRule = make_eviction(num_blocks)
+        self._levels: RetentionEviction | None = None  # `_free`, from the first content on that is not of level NORMAL
         self._ref_counts = [0] * (num_blocks + 1)
         self._hashes: list[bytes | None] = [None] * (num_blocks + 1)
         self._blocks: dict[bytes, int] = {}
@@ -60,13 +74,25 @@ class BlockPool:
         counts = self._ref_counts
         return [counts[block_id] for block_id in block_ids].count(0)
 
-    def take(self, block_ids: Iterable[int]) -> None:
-        """Add a reference to blocks that hold cached content."""
+    def num_exclusive(self, block_ids: Iterable[int]) -> int:
+        """How many of these have one reference."""
+        return list(map(self._ref_counts.__getitem__, block_ids)).count(1)
+
+    def take(self, block_ids: Sequence[int], level: int = NORMAL) -> int:
+        """Add a reference, of a request with this retention level, to blocks that hold cached content.
+
+        Returns the level that what the request publishes can have.
+        """
         counts = self._ref_counts
         for block_id in block_ids:
             if counts[block_id] == 0:
                 self._free.remove(block_id)
             counts[block_id] += 1
+        levels = self._levels_for(level)
+        if levels is not None:
+            return levels.hit(block_ids, level)
+        self._free.on_hit(block_ids)
+        return NORMAL
 
     def pop(self, count: int) -> list[int]:
         """Hand out the `count` blocks that the eviction rule chooses, each with one reference and no content.
@@ -92,8 +118,12 @@ class BlockPool:
                 freed.append(block_id)
         self._free.append(freed)
 
-    def publish(self, block_ids: Sequence[int], block_hashes: Sequence[bytes]) -> None:
-        """Say what full blocks hold, all written at once and in the order of their tokens, so that `find` knows."""
+    def publish(self, block_ids: Sequence[int], block_hashes: Sequence[bytes], level: int = NORMAL) -> int:
+        """Say what full blocks hold, all written at once and in the order of their tokens, so that `find` knows.
+
+        Returns the retention level that the last one has, and so what comes after it can have.
+        """
+        levels = self._levels_for(level)
         for block_id, block_hash in zip(block_ids, block_hashes, strict=True):
             if self._hashes[block_id] is not None:
                 raise RuntimeError(f"block {block_id} has a hash already")
@@ -105,7 +135,10 @@ class BlockPool:
             else:
                 self._blocks[block_hash] = block_id
         self.version += 1
+        if levels is not None:
+            return levels.write(block_ids, level)
         self._free.on_written(block_ids)
+        return NORMAL
 
     def clear(self) -> bool:
         """Forget the content of every block; returns whether there was any."""
@@ -116,6 +149,16 @@ class BlockPool:
         self.version += 1
         self._free.on_cleared()
         return had_content
+
+    def _levels_for(self, level: int) -> RetentionEviction | None:
+        """What knows levels, once anybody had another one than NORMAL: until then nobody pays for them."""
+        if self._levels is None and level != NORMAL:
+            cached = [block_id for block_id, block_hash in enumerate(self._hashes) if block_hash is not None]
+            self._levels = RetentionEviction(
+                self.num_blocks, self._make_eviction, self._free, cached, most_high=self._most_high
+            )
+            self._free = self._levels
+        return self._levels
 
     def _forget(self, block_id: int) -> None:
         block_hash, self._hashes[block_id] = self._hashes[block_id], None

@@ -36,6 +36,10 @@ class KVGroup:
             return digests
         return [digest + self._key_suffix for digest in digests]
 
+    def key(self, digest: bytes) -> bytes:
+        """The name of one of them."""
+        return digest + self._key_suffix
+
     def longest_hit(self, keys: Sequence[bytes], limit: int, find: Find) -> int:
         """How many of the first `limit` blocks could be skipped, as far as this group is concerned."""
         if self.num_reached is not None:

@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from tokenyard.clock import Clock, MonotonicClock
 from tokenyard.config import NoOptions
 from tokenyard.descriptors import (
-    Descriptor,
     EngineCoreDescriptor,
     ExecutorDescriptor,
-    KVCacheManagerDescriptor,
     ObserverDescriptor,
     PolicyDescriptor,
-    SchedulerDescriptor,
 )
 from tokenyard.errors import PluginError, TokenyardError
 from tokenyard.interfaces.engine_core import EngineCore, EngineCoreContext
 from tokenyard.interfaces.executor import Executor, ExecutorContext, KVCachePlan, WorkerReport
-from tokenyard.interfaces.kv_cache import KVCacheManager, KVCacheManagerContext
 from tokenyard.interfaces.observer import Observer, ObserverContext
-from tokenyard.interfaces.policy import PolicyContext, SchedulingPolicy
-from tokenyard.interfaces.scheduler import Scheduler, SchedulerContext
 from tokenyard.launch.cache_size import CacheSize, check_max_model_len, size_kv_cache
+from tokenyard.launch.chosen import chosen
+from tokenyard.launch.host_memory import check_host_memory
+from tokenyard.launch.scheduler_parts import SchedulerFacts, assemble_scheduler
+from tokenyard.launch.steering import Steering, make_steering
+from tokenyard.launch.timing import plugin_times_of, watched, watched_steering
+from tokenyard.launch.tracing import Tracing, check_trace
 from tokenyard.model.files import resolve_model
 from tokenyard.parts import make_part
 from tokenyard.platform import Platform
@@ -33,10 +33,13 @@ from tokenyard.worker.attention_choice import AUTO, check_attention
 if TYPE_CHECKING:
     from tokenyard.catalogue import Catalogue
     from tokenyard.config import EngineConfig, ObserverConfig
+    from tokenyard.interfaces.kv_cache import KVCacheManager
+    from tokenyard.interfaces.policy import SchedulingPolicy
+    from tokenyard.interfaces.scheduler import Scheduler
     from tokenyard.model.files import ModelFiles
     from tokenyard.model.hub import Token
+    from tokenyard.plugin_times import PluginTimes
 
-DescriptorT = TypeVar("DescriptorT", bound=Descriptor[object])
 PartT = TypeVar("PartT")
 
 
@@ -88,6 +91,7 @@ def build_engine(
     on_progress: Callable[[str], None] | None = None,
     decorate: Decorate = as_it_is,
     hub_token: Token = None,
+    plugin_times: PluginTimes | None = None,
 ) -> RunningEngine:
     """Start the executor, load the model and put the parts together; nothing is left running when it raises.
 
@@ -99,7 +103,7 @@ def build_engine(
     config = at_commit(config, files)
     check_max_model_len(config, files)
     clock = clock or MonotonicClock()
-    policy = make_policy(config, catalogue)  # before the model is loaded: a mistake should not cost that time
+    steering = make_steering(config, catalogue)  # before the model is loaded: a mistake should not cost that time
     steps_in_flight = chosen(catalogue, "engine", config.engine.name, EngineCoreDescriptor).steps_in_flight
     context = ExecutorContext(on_progress=on_progress, steps_in_flight=steps_in_flight)
     executor = make_part(
@@ -112,7 +116,10 @@ def build_engine(
         size = size_kv_cache(config, report, files.max_model_len)
         # Block 0 is never handed out, hence one more than can be used.
         plan = KVCachePlan(
-            num_blocks=size.num_blocks + 1, block_size=config.kv_cache.block_size, max_model_len=size.max_model_len
+            num_blocks=size.num_blocks + 1,
+            block_size=config.kv_cache.block_size,
+            max_model_len=size.max_model_len,
+            num_host_blocks=size.num_host_blocks,
         )
         _told(config, "allocate_kv_cache", lambda: executor.allocate_kv_cache(plan))
         parts = assemble_parts(
@@ -120,10 +127,11 @@ def build_engine(
             catalogue,
             executor=decorate(executor),
             report=report,
-            policy=policy,
+            steering=steering,
             clock=clock,
             size=size,
             decorate=decorate,
+            plugin_times=plugin_times,
         )
     except BaseException:
         executor.shutdown()
@@ -140,7 +148,9 @@ def build_engine(
 
 
 def check_before_fetching(config: EngineConfig, catalogue: Catalogue) -> None:
-    """Raise PluginError for what cannot run here whatever the model: it might be fetched for nothing."""
+    """Raise ConfigError or PluginError for what cannot run here whatever the model: it might be fetched for nothing."""
+    check_host_memory(config, catalogue)
+    check_trace(config.trace)
     if config.attention.name != AUTO:
         check_attention(catalogue, config.attention.name, Platform())
 
@@ -170,74 +180,56 @@ def assemble_parts(
     *,
     executor: Executor,
     report: WorkerReport,
-    policy: SchedulingPolicy | None,
+    steering: Steering,
     clock: Clock,
     size: CacheSize,
     decorate: Decorate = as_it_is,
+    plugin_times: PluginTimes | None = None,
 ) -> EngineParts:
-    """Everything but the model: K/V cache manager, scheduler, observers and loop around a running executor."""
+    """Everything but the model: K/V cache manager, scheduler, observers and loop around a running executor.
+
+    `plugin_times`: the timers of its plugins; None = as the config asks for.
+    """
+    times = plugin_times or plugin_times_of(config, catalogue, clock)
     observers = [_observer(row, catalogue, ObserverContext(seed=config.seed)) for row in config.observers]
-    kv_context = KVCacheManagerContext(
-        config=config.kv_cache,
-        num_blocks=size.num_blocks,
-        group_windows=tuple(group.sliding_window for group in report.kv_cache_groups),
-        records_events=any(observer.wants_kv_events for observer in observers),
-    )
-    kv_cache_manager = decorate(
-        make_part(
-            chosen(catalogue, "kv_cache", config.kv_cache.name, KVCacheManagerDescriptor),
-            KVCacheManager,
-            lambda part: part.factory(config.kv_cache.options, kv_context),
-        )
-    )
-    scheduler_context = SchedulerContext(
-        config=config.scheduler,
-        kv_cache_manager=kv_cache_manager,
-        policy=None if policy is None else decorate(policy),
-        clock=clock,
-        max_model_len=size.max_model_len,
+    facts = SchedulerFacts(
+        size=size,
         vocab_size=report.vocab_size,
-        block_size=config.kv_cache.block_size,
-        prefix_caching=config.kv_cache.enable_prefix_caching,
-        seed=config.seed,
-        log_stats=config.engine.log_stats,
+        kv_cache_groups=report.kv_cache_groups,
+        records_kv_events=any(observer.wants_kv_events for observer in observers),
     )
-    scheduler = decorate(
-        make_part(
-            chosen(catalogue, "scheduler", config.scheduler.name, SchedulerDescriptor),
-            Scheduler,
-            lambda part: part.factory(config.scheduler.options, scheduler_context),
+    with Tracing(config, catalogue, clock) as tracing:
+        parts = assemble_scheduler(
+            config,
+            catalogue,
+            facts,
+            steering=watched_steering(times, steering, config),
+            clock=tracing.clock,
+            decorate=decorate,
+            times=times,
         )
-    )
-    core_context = EngineCoreContext(
-        scheduler=scheduler,
-        executor=executor,
-        clock=clock,
-        observers=[decorate(observer) for observer in observers],
-        log_stats=config.engine.log_stats,
-    )
-    core = make_part(
+        scheduler, closers = tracing.wrap(parts, facts)
+        watchers = [
+            watched(times, decorate(observer), "observer", row.name)
+            for observer, row in zip(observers, config.observers, strict=True)
+        ]
+        context = EngineCoreContext(
+            scheduler=scheduler,
+            executor=executor,
+            clock=clock,
+            observers=[*watchers, *closers],
+            log_stats=config.engine.log_stats,
+            plugin_times=times,
+        )
+        core = _core(config, catalogue, context)
+    return EngineParts(core=core, scheduler=scheduler, kv_cache_manager=parts.kv_cache_manager, policy=steering.policy)
+
+
+def _core(config: EngineConfig, catalogue: Catalogue, context: EngineCoreContext) -> EngineCore:
+    return make_part(
         chosen(catalogue, "engine", config.engine.name, EngineCoreDescriptor),
         EngineCore,
-        lambda part: part.factory(config.engine.options, core_context),
-    )
-    return EngineParts(core=core, scheduler=scheduler, kv_cache_manager=kv_cache_manager, policy=policy)
-
-
-def make_policy(config: EngineConfig, catalogue: Catalogue) -> SchedulingPolicy | None:
-    """The policy that the config names, if its scheduler takes one."""
-    policy = config.scheduler.policy
-    if policy is None:
-        return None
-    context = PolicyContext(
-        seed=config.seed,
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-    )
-    return make_part(
-        chosen(catalogue, "policy", policy.name, PolicyDescriptor),
-        SchedulingPolicy,
-        lambda part: part.factory(policy.options, context),
+        lambda part: part.factory(config.engine.options, context),
     )
 
 
@@ -247,16 +239,6 @@ def metadata_type(config: EngineConfig, catalogue: Catalogue) -> type:
     if policy is None:
         return NoOptions
     return chosen(catalogue, "policy", policy.name, PolicyDescriptor).metadata_type
-
-
-def chosen(catalogue: Catalogue, kind: str, name: str, expected: type[DescriptorT]) -> DescriptorT:
-    """The descriptor that the config names; raises PluginError when it cannot run here."""
-    entry = catalogue.get(kind, name)
-    if not isinstance(entry.descriptor, expected):
-        raise PluginError(f"'{name}' is registered as {kind} but described by {type(entry.descriptor).__name__}")
-    if reasons := entry.unavailable_reasons(Platform()):
-        raise PluginError(f"{kind} '{name}' cannot run here: {'; '.join(reasons)}")
-    return entry.descriptor
 
 
 def _observer(row: ObserverConfig, catalogue: Catalogue, context: ObserverContext) -> Observer:

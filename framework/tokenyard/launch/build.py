@@ -10,6 +10,7 @@ from tokenyard.config import (
     EngineConfig,
     ExecutorConfig,
     KVCacheConfig,
+    LatencyConfig,
     LogitsProcessorConfig,
     LoopConfig,
     ModelConfig,
@@ -18,11 +19,14 @@ from tokenyard.config import (
     PolicyConfig,
     SchedulerConfig,
     ServerConfig,
+    TraceConfig,
 )
+from tokenyard.errors import ConfigError
 from tokenyard.interfaces.logits_processor import COMPONENT_KIND
 from tokenyard.launch.checks import check_config, refuse_targets
 from tokenyard.launch.convert import construct, convert, convert_fields, to_dataclass, wrong
-from tokenyard.launch.reserved import ONLY_VALUES, PLANNED_KEYS, refuse_group, refuse_value
+from tokenyard.launch.named import component_keys, named_component
+from tokenyard.launch.reserved import ONLY_VALUES, refuse_group, refuse_value
 from tokenyard.launch.schema import (
     GROUPS,
     TOP_KEYS,
@@ -49,17 +53,20 @@ def build_engine_config(values: Mapping[str, object], catalogue: Catalogue) -> E
     refuse_targets(values, "")
     _refuse_reserved(values)
     chosen = find_chosen(values, catalogue)
-    values = _settle_planned(values, chosen)
     _refuse_unknown_keys(values, chosen)
     config = EngineConfig(
         engine=_component(LoopConfig, "engine", values, chosen),
-        scheduler=_scheduler(values, chosen),
-        kv_cache=_component(KVCacheConfig, "kv_cache", values, chosen),
+        scheduler=_scheduler(values, chosen, catalogue),
+        kv_cache=_component(
+            KVCacheConfig, "kv_cache", values, chosen, **component_keys(KVCacheConfig, "kv_cache", values, catalogue)
+        ),
         attention=_component(AttentionConfig, "attention", values, chosen),
         executor=_component(ExecutorConfig, "executor", values, chosen),
         model=to_dataclass(ModelConfig, group_values(values, "model"), "model"),
         plugins=build_plugins_config(group_values(values, "plugins")),
         server=to_dataclass(ServerConfig, group_values(values, "server"), "server"),
+        latency=_component(LatencyConfig, "latency", values, chosen),
+        trace=to_dataclass(TraceConfig, group_values(values, "trace"), "trace"),
         observers=_listed(ObserverConfig, "observers", "observer", values, catalogue),
         logits_processors=_listed(LogitsProcessorConfig, "logits_processors", COMPONENT_KIND, values, catalogue),
         seed=cast("int", convert(values.get("seed", EngineConfig().seed), int, "seed")),
@@ -83,18 +90,6 @@ def _refuse_reserved(values: Mapping[str, object]) -> None:
             refuse_value(key, node[name])
 
 
-def _settle_planned(values: Mapping[str, object], chosen: Chosen) -> dict[str, object]:
-    """Refuse planned keys, or drop them when they say what happens anyway; a component may have such an option."""
-    kept = dict(values)
-    for key in PLANNED_KEYS:
-        group, _, name = key.partition(".")
-        node = dict(group_values(values, group))
-        if name in node and name not in field_names(chosen.options_type(group)):
-            refuse_value(key, node.pop(name))
-            kept[group] = node
-    return kept
-
-
 def _refuse_unknown_keys(values: Mapping[str, object], chosen: Chosen) -> None:
     known = list(dict.fromkeys(chosen.keys()))
     for key in values:
@@ -115,7 +110,7 @@ def _component(
 ) -> GroupT:
     """The dataclass of a component group: the core's own keys, and the options of the component it names."""
     data = group_values(values, group)
-    core = {name: data[name] for name in core_fields(config_type) if name in data}
+    core = {name: data[name] for name in core_fields(config_type) if name in data and name not in more}
     options_type = chosen.options_type(group)
     options = {name: data[name] for name in field_names(options_type) if name in data}
     return construct(
@@ -129,14 +124,20 @@ def _component(
     )
 
 
-def _scheduler(values: Mapping[str, object], chosen: Chosen) -> SchedulerConfig:
+def _scheduler(values: Mapping[str, object], chosen: Chosen, catalogue: Catalogue) -> SchedulerConfig:
     policy: PolicyConfig | None = None
     if chosen.policy is not None:
         data = dict(group_values(group_values(values, "scheduler"), "policy"))
         data.pop("name", None)
         options: object = to_dataclass(chosen.policy_options_type, data, "scheduler.policy")
         policy = PolicyConfig(name=chosen.policy.descriptor.name, options=options)
-    return _component(SchedulerConfig, "scheduler", values, chosen, policy=policy)
+    named = component_keys(SchedulerConfig, "scheduler", values, catalogue)
+    if policy is None and named["shadow"] is not None:
+        raise ConfigError(
+            f"scheduler.shadow={named['shadow']}: scheduler '{group_values(values, 'scheduler').get('name')}' takes no "
+            "policy, so none can shadow it; remove it, or choose a policy with scheduler=NAME"
+        )
+    return _component(SchedulerConfig, "scheduler", values, chosen, policy=policy, **named)
 
 
 def _listed(
@@ -148,13 +149,5 @@ def _listed(
         return ()
     if isinstance(rows, str) or not isinstance(rows, list | tuple):
         raise wrong(key, rows, "a list of names, or of mappings with a name and options")
-    return tuple(config_type(**_named(item, f"{key}[{index}]", kind, catalogue)) for index, item in enumerate(rows))
-
-
-def _named(item: object, key: str, kind: str, catalogue: Catalogue) -> dict[str, object]:
-    data = {"name": item} if isinstance(item, str) else item
-    if not isinstance(data, Mapping) or not isinstance(data.get("name"), str):
-        raise wrong(key, item, "a name, or a mapping with a name and options: {name: NAME, OPTION: VALUE}")
-    entry = catalogue.get(kind, data["name"])
-    options = {name: value for name, value in data.items() if name != "name"}
-    return {"name": entry.name, "options": to_dataclass(entry.descriptor.options_type, options, key)}
+    named = [named_component(item, f"{key}[{index}]", kind, catalogue) for index, item in enumerate(rows)]
+    return tuple(config_type(name=name, options=options) for name, options in named)

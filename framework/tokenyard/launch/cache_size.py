@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from tokenyard.errors import CapacityError, ConfigError
+from tokenyard.launch.host_memory import host_blocks
 
 if TYPE_CHECKING:
     from tokenyard.config import EngineConfig
@@ -23,6 +24,7 @@ class CacheSize(NamedTuple):
 
     num_blocks: int  # usable ones
     max_model_len: int
+    num_host_blocks: int = 0  # in host memory, for K/V that is swapped out
 
 
 def check_max_model_len(config: EngineConfig, files: ModelFiles) -> None:
@@ -55,7 +57,7 @@ def size_kv_cache(config: EngineConfig, report: WorkerReport, model_limit: int) 
         num_blocks = min(num_blocks, needed * config.scheduler.max_num_seqs)
     elif num_blocks < needed:
         _warn_of_small_pool(num_blocks, num_blocks // num_groups * size, max_model_len)
-    return CacheSize(num_blocks, max_model_len)
+    return CacheSize(num_blocks, max_model_len, host_blocks(config, bytes_per_block(config, report)))
 
 
 def _max_model_len(config: EngineConfig, report: WorkerReport, model_limit: int, num_blocks: int) -> int:
@@ -87,13 +89,13 @@ def _warn_of_small_pool(num_blocks: int, capacity: int, max_model_len: int) -> N
 def _num_blocks(config: EngineConfig, report: WorkerReport) -> int:
     """Usable blocks: the configured number, or what the memory holds."""
     if config.kv_cache.num_blocks is None:
-        return max(0, report.available_bytes // _bytes_per_block(config, report) - 1)  # block 0 is never used
+        return max(0, report.available_bytes // bytes_per_block(config, report) - 1)  # block 0 is never used
     if config.kv_cache.memory is not None:
         logger.warning("kv_cache.memory=%s is not used: kv_cache.num_blocks is set", config.kv_cache.memory)
     return config.kv_cache.num_blocks
 
 
-def _bytes_per_block(config: EngineConfig, report: WorkerReport) -> int:
+def bytes_per_block(config: EngineConfig, report: WorkerReport) -> int:
     """Any group may get any block, so the largest group says what a block costs."""
     return config.kv_cache.block_size * max(group.bytes_per_token for group in report.kv_cache_groups)
 
@@ -102,4 +104,4 @@ def _room(config: EngineConfig, report: WorkerReport, num_blocks: int) -> str:
     room = f"the K/V cache has room for {num_blocks} blocks of {config.kv_cache.block_size} tokens"
     if config.kv_cache.num_blocks is not None:
         return room
-    return f"{room} ({report.available_bytes / 2**20:.2f} MiB at {_bytes_per_block(config, report)} bytes each)"
+    return f"{room} ({report.available_bytes / 2**20:.2f} MiB at {bytes_per_block(config, report)} bytes each)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from tokenyard.errors import ConfigError
@@ -29,6 +30,7 @@ def check_config(config: EngineConfig) -> None:
     _check_kv_cache(config.kv_cache)
     _check_executor(config.executor, config.scheduler.max_num_seqs)
     _check_seed("seed", config.seed)
+    _check_budget(config.plugins.budget_us)
     check_server(config.server)
 
 
@@ -109,9 +111,13 @@ def _check_kv_cache(kv_cache: KVCacheConfig) -> None:
     _at_most("kv_cache.num_blocks", kv_cache.num_blocks, MAX_BLOCKS, "blocks")
     if kv_cache.memory is not None:
         parse_bytes(kv_cache.memory)
+    if kv_cache.host_memory is not None:
+        parse_bytes(kv_cache.host_memory, "kv_cache.host_memory")
     share = kv_cache.gpu_memory_utilization
     if not 0 < share <= 1:  # also refuses NaN
         raise wrong("kv_cache.gpu_memory_utilization", share, "a share of the GPU's memory, above 0 and up to 1")
+    if not 0 <= kv_cache.retention_share <= 1:
+        raise wrong("kv_cache.retention_share", kv_cache.retention_share, "a share of the blocks, from 0 to 1")
 
 
 def _check_executor(executor: ExecutorConfig, max_num_seqs: int) -> None:
@@ -141,6 +147,11 @@ def _check_ranks(executor: ExecutorConfig) -> None:
             f"executor.tensor_parallel_size={size} needs a process for each rank, and executor=inproc has one worker; "
             "set executor=multiproc",
         )
+
+
+def _check_budget(budget_us: float | None) -> None:
+    if budget_us is not None and not 0 < budget_us < math.inf:  # also refuses NaN
+        raise wrong("plugins.budget_us", budget_us, "microseconds of a step, a number above 0, or null for no budget")
 
 
 def refuse_targets(value: object, key: str) -> None:

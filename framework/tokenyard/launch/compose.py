@@ -20,11 +20,12 @@ from tokenyard.errors import ConfigError
 from tokenyard.launch.build import build_engine_config, build_plugins_config
 from tokenyard.launch.config_file import read_config_file
 from tokenyard.launch.flags import Flagged
-from tokenyard.launch.nodes import explain_missing, generated_nodes
+from tokenyard.launch.nodes import explain_missing, generated_nodes, mapping_options
 from tokenyard.launch.origins import find_origins
 from tokenyard.launch.overrides import Given, ParsedOverride, located, parse_overrides
-from tokenyard.launch.reserved import PLANNED_KEYS, RESERVED_GROUPS
+from tokenyard.launch.reserved import RESERVED_GROUPS
 from tokenyard.launch.schema import (
+    COMPONENT_KEYS,
     GROUPS,
     OPEN_KEYS,
     TOP_KEYS,
@@ -116,7 +117,8 @@ def _compose(
         catalogue = load_catalogue(_plugins_config(parsed))
     own, others = own_source(), plugin_sources(catalogue)
     nodes = generated_nodes(catalogue, lambda path: any(source.file(path) for source in (own, *others)))
-    texts = [_hydra_text(override) for override in parsed]
+    open_keys = (*OPEN_KEYS, *mapping_options(nodes))
+    texts = [_hydra_text(override, open_keys) for override in parsed]
     choices = [override.text for override in parsed if override.is_choice]
     with hydra_session(nodes, [source.path for source in others]) as session:
         try:
@@ -144,10 +146,10 @@ def _plugins_config(parsed: Sequence[ParsedOverride]) -> PluginsConfig:
     return build_plugins_config(values)
 
 
-def _hydra_text(override: ParsedOverride) -> str:
-    """Planned keys are not in the tree, nor are those of mappings; the checks at the end judge them."""
-    is_open = any(override.key == key or override.key.startswith(f"{key}.") for key in OPEN_KEYS)
-    if (is_open or override.key in PLANNED_KEYS) and not override.text.startswith("+"):
+def _hydra_text(override: ParsedOverride, open_keys: Sequence[str]) -> str:
+    """The keys of mappings are not in the tree; the checks at the end judge them."""
+    is_open = any(override.key == key or override.key.startswith(f"{key}.") for key in open_keys)
+    if is_open and not override.text.startswith("+"):
         return f"++{override.text}"
     return override.text
 
@@ -186,6 +188,11 @@ def _explain(
         if override.key.startswith("scheduler.policy") and "policy" not in group_values(base, "scheduler"):
             name = group_values(base, "scheduler").get("name")
             raise ConfigError(f"{override.key}: scheduler '{name}' takes no policy; remove it, or choose a policy")
+        if (parent := override.key.rpartition(".")[0]) in COMPONENT_KEYS:
+            option = override.key.rpartition(".")[2]
+            raise ConfigError(
+                f"{override.key}: options stand beside the name; write {parent}={{name: NAME, {option}: ...}}"
+            )
         if not _exists(base, override.key):
             raise unknown_key(override.key, known) from error
         if override.text.startswith("+") and not override.text.startswith("++"):

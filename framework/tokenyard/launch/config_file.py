@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tokenyard.errors import ConfigError
 from tokenyard.launch.overrides import Given, format_value
-from tokenyard.launch.schema import COMPONENT_GROUPS
+from tokenyard.launch.schema import COMPONENT_GROUPS, COMPONENT_KEYS
 from tokenyard.launch.sources import parse_yaml
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _choice(key: str, value: object) -> str | None:
 
 def _leaves(key: str, value: object, path: Path) -> Iterator[str]:
     """Added by force: whether a key exists is checked for the whole config at the end, with better words."""
-    if isinstance(value, Mapping) and value:
+    if isinstance(value, Mapping) and value and key not in COMPONENT_KEYS:
         for name, item in value.items():
             yield from _leaves(f"{key}.{_key(name, path)}", item, path)
     else:

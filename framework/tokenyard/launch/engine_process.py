@@ -153,7 +153,10 @@ def _metadata_restorer(metadata_type: type) -> RestoreMetadata:
     def restore(request: EngineCoreRequest) -> EngineCoreRequest:
         read = read_hints(request.metadata, metadata_type) if request.metadata else None
         given = SchedulingHints(
-            client_id=request.client_id, session_id=request.session_id, service_level=request.service_level
+            client_id=request.client_id,
+            session_id=request.session_id,
+            service_level=request.service_level,
+            retention=request.retention,
         )
         read_hints(given, metadata_type)
         return request if read is None else replace(request, metadata=read.metadata_values())

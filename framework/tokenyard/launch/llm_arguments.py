@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-_COMPONENTS = ("scheduler", "attention", "engine", "kv_cache", "executor")
+_COMPONENTS = ("scheduler", "attention", "engine", "kv_cache", "executor", "latency")
 
 _KEYS: Mapping[str, str] = {
     "dtype": "model.dtype",

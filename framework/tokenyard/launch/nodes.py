@@ -7,7 +7,7 @@ node `GROUP/NAME`, so that `GROUP=NAME` works for every installed plugin.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, cast
@@ -102,7 +102,7 @@ def component_node(catalogue: Catalogue, group: str, name: str) -> PlainNode:
         return _scheduler_node(catalogue, entry)
     config_type = COMPONENT_GROUPS[group]
     core = core_fields(config_type)
-    options = {} if entry is None else options_node(entry, group, [*core, "options"])
+    options = {} if entry is None else options_node(entry, group, field_names(config_type))
     return {**defaults_of(config_type, core), **options, "name": name}
 
 
@@ -113,7 +113,7 @@ def _scheduler_node(catalogue: Catalogue, entry: Entry) -> PlainNode:
     core = core_fields(config_type)
     node = {
         **defaults_of(config_type, core),
-        **options_node(scheduler, "scheduler", [*core, "options", "policy"]),
+        **options_node(scheduler, "scheduler", field_names(config_type)),
         "name": scheduler.descriptor.name,
     }
     if takes_policy(scheduler):
@@ -128,6 +128,19 @@ def core_nodes() -> list[Node]:
     top = Node(f"{NODE_GROUP}/top", defaults_of(EngineConfig, list(TOP_VALUES)))
     groups = [Node(f"{NODE_GROUP}/{name}", defaults_of(type_)) for name, type_ in PLAIN_GROUPS.items()]
     return [top, *groups]
+
+
+def mapping_options(nodes: Sequence[Node]) -> list[str]:
+    """Keys of components' options that are mappings: what these hold is for the user to name."""
+    keys: set[str] = set()
+    for node in nodes:
+        prefix, _, rest = node.path.partition("/")
+        group = rest.partition("/")[0]
+        if prefix == NODE_GROUP and group in COMPONENT_GROUPS:
+            policy = node.values.get("policy", {})
+            for key, values in ((group, node.values), (f"{group}.policy", cast("PlainNode", policy))):
+                keys.update(f"{key}.{name}" for name, value in values.items() if isinstance(value, dict))
+    return sorted(keys - {"scheduler.policy"})
 
 
 def generated_nodes(catalogue: Catalogue, has_file: Callable[[str], bool]) -> list[Node]:

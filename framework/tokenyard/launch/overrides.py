@@ -12,8 +12,9 @@ from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import HydraException
 
 from tokenyard.errors import ConfigError
+from tokenyard.launch.origins import DEFAULT
 from tokenyard.launch.reserved import ONLY_VALUES, refuse_group, refuse_value
-from tokenyard.launch.schema import COMPONENT_GROUPS, GROUPS, TOP_KEYS, core_fields, unknown_key
+from tokenyard.launch.schema import COMPONENT_GROUPS, COMPONENT_KEYS, GROUPS, TOP_KEYS, core_fields, unknown_key
 
 _KEY = re.compile(r"(?:\+\+|\+)?[A-Za-z_][\w$.-]*")
 _VERBATIM_FLAGS: Mapping[str, str] = {"model.name": "--model"}
@@ -73,7 +74,7 @@ def format_value(value: object) -> str:
 
 
 def parse_overrides(given: Sequence[Given]) -> list[ParsedOverride]:
-    """Parse and check overrides; of several choices in one group only the last is kept. Raises ConfigError."""
+    """Parse and check overrides; of several choices of one component only the last is kept. Raises ConfigError."""
     parser = OverridesParser.create()
     parsed: list[ParsedOverride] = []
     for item in given:
@@ -81,17 +82,14 @@ def parse_overrides(given: Sequence[Given]) -> list[ParsedOverride]:
             parsed.append(_parse(parser, item))
         except ConfigError as error:
             raise ConfigError(f"{error}{located(item.origin)}") from error
-    last_choice = {override.key: index for index, override in enumerate(parsed) if override.is_choice}
-    return [
-        override
-        for index, override in enumerate(parsed)
-        if not override.is_choice or last_choice[override.key] == index
-    ]
+    last = {one.key: index for index, one in enumerate(parsed) if one.is_choice or one.key in COMPONENT_KEYS}
+    return [one for index, one in enumerate(parsed) if last.get(one.key, index) == index]
 
 
 def located(origin: str) -> str:
-    """Where a value that is wrong was given, unless the message shows it anyway: ` (from file my.yaml)`."""
-    return "" if not origin or origin.startswith("override ") else f" (from {origin})"
+    """Where a value that is wrong was given, unless the message shows it or nobody gave it: ` (from file my.yaml)`."""
+    is_default = origin in ("", DEFAULT) or origin.endswith(f"({DEFAULT})")
+    return "" if is_default or origin.startswith("override ") else f" (from {origin})"
 
 
 def _parse(parser: OverridesParser, given: Given) -> ParsedOverride:

@@ -10,6 +10,7 @@ from tokenyard.ipc.reports import report_from_message
 from tokenyard.launch.assemble import EngineFacts, at_commit, check_before_fetching, metadata_type
 from tokenyard.launch.cache_size import check_max_model_len
 from tokenyard.launch.engine_process import MODULE, launch_message
+from tokenyard.launch.tracing import with_absolute_trace
 from tokenyard.model.files import resolve_model
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class OwnProcessStart:
             model = config.model
             self.files = resolve_model(model.name, on_progress, revision=model.revision, token=hub_token)
             check_max_model_len(config, self.files)
-            self.process.send(launch_message(at_commit(config, self.files), catalogue))
+            self.process.send(launch_message(with_absolute_trace(at_commit(config, self.files)), catalogue))
         except BaseException:
             self.stop()
             raise

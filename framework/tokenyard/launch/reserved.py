@@ -9,7 +9,7 @@ from tokenyard.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-RESERVED_GROUPS = frozenset({"speculative", "structured_outputs", "workload", "latency", "experiment", "trace"})
+RESERVED_GROUPS = frozenset({"speculative", "structured_outputs", "workload", "experiment"})
 
 COMMAND_GROUPS: Mapping[str, str] = {"bench": "bench.num_requests=32"}
 """Groups whose keys belong to the command of that name and are given on its line alone, with an example."""
@@ -18,12 +18,6 @@ ONLY_VALUES: Mapping[str, object] = {
     "model.quantization": None,
 }
 """Keys that exist with one value."""
-
-PLANNED_KEYS: Mapping[str, object] = {
-    "scheduler.predictor": None,
-    "scheduler.preempt_mode": "recompute",
-}
-"""Keys that do not exist yet, with the value that says what happens anyway: that one is accepted."""
 
 
 def refuse_group(key: str) -> None:
@@ -40,8 +34,8 @@ def refuse_group(key: str) -> None:
 
 def refuse_value(key: str, value: object) -> None:
     """Raise when a reserved key is given another value than the one that can be served."""
-    only = {**ONLY_VALUES, **PLANNED_KEYS}
-    if key not in only or (type(value) is type(only[key]) and value == only[key]):
+    only = ONLY_VALUES[key]
+    if type(value) is type(only) and value == only:
         return
-    shown, allowed = ("null" if item is None else repr(item) for item in (value, only[key]))
+    shown, allowed = ("null" if item is None else repr(item) for item in (value, only))
     raise ConfigError(f"{key}: {shown} is not available in this version; the only value is {allowed}")

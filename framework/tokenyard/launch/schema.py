@@ -12,15 +12,18 @@ from tokenyard.config import (
     EngineConfig,
     ExecutorConfig,
     KVCacheConfig,
+    LatencyConfig,
     LoopConfig,
     ModelConfig,
     NoOptions,
     PluginsConfig,
     SchedulerConfig,
     ServerConfig,
+    TraceConfig,
 )
 from tokenyard.descriptors import SchedulerDescriptor
 from tokenyard.errors import ConfigError, PluginError
+from tokenyard.interfaces import eviction, predictor
 
 if TYPE_CHECKING:
     from tokenyard.catalogue import Catalogue, Entry
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 DEFAULT_SCHEDULER = "batch"
 DEFAULT_POLICY = "fcfs"
 AUTO_ATTENTION = "auto"
+NO_LATENCY = "none"
 
 COMPONENT_GROUPS: Mapping[str, type] = {
     "engine": LoopConfig,
@@ -35,15 +39,39 @@ COMPONENT_GROUPS: Mapping[str, type] = {
     "kv_cache": KVCacheConfig,
     "attention": AttentionConfig,
     "executor": ExecutorConfig,
+    "latency": LatencyConfig,
 }
-PLAIN_GROUPS: Mapping[str, type] = {"model": ModelConfig, "plugins": PluginsConfig, "server": ServerConfig}
+PLAIN_GROUPS: Mapping[str, type] = {
+    "model": ModelConfig,
+    "plugins": PluginsConfig,
+    "server": ServerConfig,
+    "trace": TraceConfig,
+}
 GROUPS: Mapping[str, type] = {**COMPONENT_GROUPS, **PLAIN_GROUPS}
 TOP_VALUES = tuple(field.name for field in fields(EngineConfig) if field.name not in GROUPS)
 TOP_KEYS = (*GROUPS, *TOP_VALUES)
 OPEN_KEYS = ("server.default_chat_template_kwargs",)
 """Mappings whose keys are the user's."""
 
-_BUILT_SEPARATELY = frozenset({"options", "policy"})
+COMPONENT_KEYS: Mapping[str, str] = {
+    "scheduler.predictor": predictor.COMPONENT_KIND,
+    "scheduler.shadow": "policy",
+    "kv_cache.eviction": eviction.COMPONENT_KIND,
+}
+"""Keys whose value is a component's name, or {name: NAME, OPTION: VALUE}, and its kind.
+
+The dataclass has `KEY` for the name and `KEY_options`.
+"""
+
+_WITHOUT_PLUGIN: Mapping[str, tuple[str, str]] = {
+    "attention": (AUTO_ATTENTION, "takes the first that runs here"),
+    "latency": (NO_LATENCY, "says nothing"),
+}
+"""Per group, a choice that no plugin provides, and what it does."""
+
+_BUILT_SEPARATELY = frozenset(
+    {"options", "policy", *(f"{key.rpartition('.')[2]}_options" for key in COMPONENT_KEYS)},
+)
 
 
 def core_fields(config_type: type) -> list[str]:
@@ -57,17 +85,18 @@ def field_names(dataclass_type: type) -> list[str]:
 
 
 def find_component(catalogue: Catalogue, group: str, name: str) -> Entry | None:
-    """The component that a group's option names; None for `attention=auto`. Raises PluginError."""
-    if group == "attention" and name == AUTO_ATTENTION:
+    """The component that a group's option names; None for `attention=auto`, `latency=none`. Raises PluginError."""
+    other, meaning = _WITHOUT_PLUGIN.get(group, (None, ""))
+    if name == other:
         return None
     if group == "scheduler":
         return catalogue.get_scheduler_or_policy(name)
     try:
         return catalogue.get(group, name)
     except PluginError as error:
-        if group != "attention" or not str(error).startswith("unknown"):
+        if other is None or not str(error).startswith("unknown"):
             raise
-        raise PluginError(f"{error}; '{AUTO_ATTENTION}' takes the first that runs here") from error
+        raise PluginError(f"{error}; '{other}' {meaning}") from error
 
 
 def component_names(catalogue: Catalogue, group: str) -> list[str]:
@@ -75,8 +104,8 @@ def component_names(catalogue: Catalogue, group: str) -> list[str]:
     names = set(catalogue.names(group))
     if group == "scheduler":
         names.update(catalogue.names("policy"))
-    if group == "attention":
-        names.add(AUTO_ATTENTION)
+    if group in _WITHOUT_PLUGIN:
+        names.add(_WITHOUT_PLUGIN[group][0])
     return sorted(names)
 
 

@@ -11,7 +11,7 @@ The script's primary config, for instance `conf/app.yaml`, is
       max_num_seqs: 8
     prompts: [Hello]   # the script's own
 
-and `app.py scheduler=sjf scheduler.policy.aging=2` works for every installed plugin. The alias `config` of `tokenyard`
+and `app.py scheduler=wspt scheduler.policy.ageing=2` works for every installed plugin. The alias `config` of `tokenyard`
 is hidden by a file `config.yaml` of the script's own.
 
 Our Hydra plugin calls `extend` before the script's config is composed, when a YAML file directly in the primary config

@@ -112,7 +112,7 @@ def available_kv_bytes(config: KVCacheConfig, device: torch.device, num_ranks: i
         return max(0, int(config.gpu_memory_utilization * total) - (total - free))
     if config.gpu_memory_utilization != KVCacheConfig().gpu_memory_utilization:
         logger.warning("kv_cache.gpu_memory_utilization=%s is not used on a CPU", config.gpu_memory_utilization)
-    return min(_free_ram() // _CPU_SHARE, _CPU_CAP) // num_ranks
+    return min(free_ram() // _CPU_SHARE, _CPU_CAP) // num_ranks
 
 
 def num_bytes_of(dtype: str) -> int:
@@ -142,7 +142,7 @@ def spare_address_space() -> int | None:
     return max(0, limit - int(statm.read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE"))
 
 
-def _free_ram() -> int:
+def free_ram() -> int:
     """Free and reclaimable RAM in bytes, within the limits of the control group and of this process."""
     free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     meminfo = Path("/proc/meminfo")

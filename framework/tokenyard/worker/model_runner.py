@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from tokenyard.arrays import IntArray, LongArray
     from tokenyard.interfaces.attention import AttentionBackend, AttentionLayer
     from tokenyard.runner_output import PromptLogprobs
-    from tokenyard.scheduler_output import SchedulerOutput
+    from tokenyard.scheduler_output import HostTransfer, SchedulerOutput
     from tokenyard.worker.graph_recorder import GraphRecorder
+    from tokenyard.worker.host_blocks import HostBlocks
     from tokenyard.worker.input_batch import InputBatch, PromptRows, StepInputs
 
 
@@ -70,6 +71,7 @@ class ModelRunner:
         stream: DeviceStream | None = None,  # None = the device is a CPU
         ranks: RankGroup = ONE_RANK,
         num_slots: int = 0,  # that keep their last tokens on the device; the others' steps are waited for
+        host_blocks: HostBlocks | None = None,  # None = no step has host transfers
     ) -> None:
         self._model = model
         self._backend = backend
@@ -80,6 +82,7 @@ class ModelRunner:
         self._seed = seed
         self._ranks = ranks
         self._stream = stream or HostStream()
+        self._host_blocks = host_blocks
         self._last_tokens = LastTokens(num_slots, device)
         self._graphs: DecodeGraphs | None = None
         self._executed: _Executed | None = None
@@ -105,6 +108,8 @@ class ModelRunner:
     def execute(self, output: SchedulerOutput) -> None:
         """Forward pass of a step, up to its hidden states; they wait for `sample`."""
         self._land(waits=False)
+        if output.host_transfers:
+            self._transfer(output.host_transfers)
         self._batch.apply(output)
         inputs = self._batch.build(output)
         if self._graphs is not None and self._graphs.can_run(inputs):
@@ -130,6 +135,11 @@ class ModelRunner:
         if sampled is not None:
             self._keep(result, sampled)
         return result
+
+    def _transfer(self, transfers: Sequence[HostTransfer]) -> None:
+        if self._host_blocks is None:
+            raise RuntimeError("a step copies blocks to host memory, and the plan of the K/V cache has none")
+        self._host_blocks.transfer(transfers)
 
     def _replay(self, graphs: DecodeGraphs, inputs: StepInputs) -> torch.Tensor:
         graphs.load(inputs)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 import numpy as np
 import torch
 
+from tokenyard.worker.device import zeros
 from tokenyard.worker.packing import Packing
 
 if TYPE_CHECKING:
@@ -45,6 +46,14 @@ class DeviceStream(ABC):
     @abstractmethod
     def download(self, tensors: Sequence[torch.Tensor]) -> Download:
         """Start to copy tensors to the host as they are at this point of the queue."""
+
+    @abstractmethod
+    def host_memory(self, num_bytes: int) -> torch.Tensor:
+        """[num_bytes] uint8 on the host for `copy`, contents arbitrary."""
+
+    @abstractmethod
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Queue a copy between bytes on the device and bytes of `host_memory`; both keep until it is done."""
 
 
 class Event(Protocol):
@@ -82,6 +91,12 @@ class HostStream(DeviceStream):
 
     def download(self, tensors: Sequence[torch.Tensor]) -> Download:
         return _Here([tensor.numpy() for tensor in tensors])
+
+    def host_memory(self, num_bytes: int) -> torch.Tensor:
+        return zeros((num_bytes,), "uint8", torch.device("cpu"))  # pages that nobody writes cost nothing
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        target.copy_(source)
 
 
 class QueueCalls(ABC):
@@ -155,6 +170,12 @@ class QueuedStream(DeviceStream):
         arrived = self._calls.page_locked(packing.num_bytes)
         self._calls.copy(arrived, buffer)
         return _Arriving(packing, arrived, self._calls.mark())
+
+    def host_memory(self, num_bytes: int) -> torch.Tensor:
+        return self._calls.page_locked(num_bytes)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        self._calls.copy(target, source)
 
     def _buffer(self, packing: Packing) -> torch.Tensor:
         return torch.empty(packing.num_bytes, dtype=torch.uint8, device=self._device)

@@ -30,6 +30,7 @@ from tokenyard.worker.device import (
 )
 from tokenyard.worker.device_memory import first_line
 from tokenyard.worker.graph_start import graph_sizes, record_graphs
+from tokenyard.worker.host_blocks import make_host_blocks
 from tokenyard.worker.input_batch import InputBatch
 from tokenyard.worker.kv_groups import KVGroups, group_layers
 from tokenyard.worker.logits_processors import LogitsProcessors, load_logits_processors
@@ -37,6 +38,7 @@ from tokenyard.worker.memory_profile import MemoryProfile
 from tokenyard.worker.model_runner import ModelRunner
 from tokenyard.worker.profile_step import NUM_BLOCKS, first_steps, largest_step
 from tokenyard.worker.sampler import Sampler
+from tokenyard.worker.stream import HostStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -161,6 +163,16 @@ class Worker:
         groups, layout = loaded.groups, loaded.backend.kv_cache_layout(loaded.spec, plan.num_blocks)
         _check_layout(loaded.backend_name, layout, loaded.spec, plan.num_blocks)
         tensors = self._kv_tensors(layout, loaded.spec.dtype, groups.num_tensors, plan)
+        stream = HostStream() if self._accelerator is None else self._accelerator.stream
+        host_blocks = make_host_blocks(
+            plan.num_host_blocks,
+            tensors,
+            [len(group.layers) for group in groups.groups],
+            stream,
+            num_ranks=self._ranks.size,
+            backend_name=loaded.backend_name,
+            num_device_blocks=plan.num_blocks,
+        )
         return ModelRunner(
             model=loaded.model,
             backend=loaded.backend,
@@ -171,8 +183,9 @@ class Worker:
             device=self._device,
             seed=self._seed(),
             ranks=self._ranks,
-            stream=None if self._accelerator is None else self._accelerator.stream,
+            stream=stream,
             num_slots=2 * self._config.scheduler.max_num_seqs,  # a scheduler keeps those of steps in flight besides
+            host_blocks=host_blocks,
         )
 
     def _load_processors(self, catalogue: Catalogue, vocab_size: int) -> LogitsProcessors:

@@ -18,6 +18,8 @@ from tokenyard.engine_outputs import (
     AdmittedRequest,
     EngineCoreOutputs,
     FinishedRequest,
+    PluginStats,
+    PluginTime,
     RequestEvent,
     RequestEventKind,
     SchedulerStats,
@@ -99,6 +101,7 @@ REQUESTS = st.builds(
     lora_name=LABELS,
     extra_keys=st.lists(st.builds(ExtraKey, st.text(max_size=3), st.integers(0, 9), st.integers(0, 9))).map(tuple),
     metadata=st.dictionaries(st.text(max_size=3), PLAIN, max_size=3),
+    true_output_tokens=st.none() | st.integers(1, 2**63 - 1),
 )
 
 
@@ -121,6 +124,13 @@ STATS = st.builds(
         "wait_reason": LABELS,
         "num_waiting_by_reason": st.dictionaries(IDS, COUNTS, max_size=2),
         "num_rejected_by_reason": st.dictionaries(IDS, COUNTS, max_size=2),
+        "plugins": st.none()
+        | st.builds(
+            PluginStats,
+            times=st.lists(st.builds(PluginTime, IDS, IDS, IDS, st.floats(0, 1e6), COUNTS), max_size=2).map(tuple),
+            step_seconds=st.floats(0, 1e6),
+            num_over_budget=COUNTS,
+        ),
     },
 )
 
@@ -370,6 +380,19 @@ def test_a_request_with_an_id_that_is_no_text_is_a_type_error_before_it_is_sent(
         arrival_time=0.0,
     )
     with pytest.raises(TypeError, match="a request id is a string; got 7"):
+        request_to_message(request, 0.0)
+
+
+@pytest.mark.parametrize("length", [0, -1, True, 1.5, "3", 2**63])
+def test_a_true_length_that_is_no_number_of_tokens_is_refused_by_the_sender(length: object) -> None:
+    request = EngineCoreRequest(
+        request_id="a",
+        prompt_token_ids=np.array([1], dtype=np.int32),
+        params=SamplingParams(),
+        arrival_time=0.0,
+        true_output_tokens=length,  # type: ignore[arg-type]
+    )
+    with pytest.raises(ValidationError, match=r"true_output_tokens=.* whole number of tokens, at least 1"):
         request_to_message(request, 0.0)
 
 

@@ -24,7 +24,7 @@ from tokenyard.ipc.worker_messages import from_worker_codec, to_worker_codec
 from tokenyard.request import PoolingParams
 from tokenyard.runner_output import Logprobs, ModelRunnerOutput, PromptLogprobs
 from tokenyard.sampling_params import SamplingParams
-from tokenyard.scheduler_output import BlockCopy, BlockTableUpdate, RequestStart, SchedulerOutput, Slot
+from tokenyard.scheduler_output import BlockCopy, BlockTableUpdate, HostTransfer, RequestStart, SchedulerOutput, Slot
 
 T = TypeVar("T")
 
@@ -69,6 +69,12 @@ starts = st.builds(
 
 
 @st.composite
+def transfers(draw: st.DrawFn) -> HostTransfer:
+    count = draw(st.integers(0, 4))
+    return HostTransfer(draw(ints(count)), draw(ints(count)), draw(st.booleans()), draw(number))  # type: ignore[arg-type]
+
+
+@st.composite
 def steps(draw: st.DrawFn) -> SchedulerOutput:
     rows = draw(st.integers(0, 5))
     return SchedulerOutput(
@@ -89,6 +95,7 @@ def steps(draw: st.DrawFn) -> SchedulerOutput:
         finished=draw(st.lists(slots, max_size=3)),
         paused=draw(st.lists(slots, max_size=3)),
         block_copies=draw(st.lists(st.builds(BlockCopy, number, number, number), max_size=3)),
+        host_transfers=draw(st.lists(transfers(), max_size=3)),
     )
 
 
@@ -238,3 +245,19 @@ def test_a_step_of_many_rows_is_sent_as_columns() -> None:
         )
         sizes.append(len(to_worker_codec().encode(step_to_message(step))))
     assert sizes[1] - sizes[0] < 1000 * (8 + 4 + 4 + 4 + 1) + 50
+
+
+def test_a_copy_of_blocks_to_another_number_of_host_blocks_is_no_step() -> None:
+    two, one = (Array.of(np.arange(count, dtype=np.int32)) for count in (2, 1))
+    none = np.zeros(0, dtype=np.int32)
+    step = SchedulerOutput(
+        step=0,
+        slots=none.astype(np.int64),
+        generations=none,
+        num_computed_tokens=none,
+        num_scheduled_tokens=none,
+        samples=none.astype(np.bool_),
+    )
+    message = msgspec.structs.replace(step_to_message(step), host_transfers=((two, one, True, 0),))
+    with pytest.raises(ValueError, match="2 blocks are to be copied to or from 1 host blocks"):
+        step_from_message(message)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
-from tokenyard.kv_cache import BlockPool
+from tokenyard.interfaces import EvictionRule
+from tokenyard.kv_cache import BlockPool, LRUEviction
 from tokenyard.kv_cache.invariants import check_pool
+from tokenyard_plugins.eviction_fifo import FIFOEviction
 
 A, B = b"a" * 32, b"b" * 32
 
@@ -88,9 +92,9 @@ def test_k17_a_hash_is_found_while_any_block_has_it_and_gone_with_the_last() -> 
     assert (pool.find(A), pool.find(B)) == (None, 3)
 
 
-@pytest.mark.parametrize("eviction", ["lru", "fifo"])
-def test_k15_clear_forgets_all_content_and_says_whether_there_was_any(eviction: str) -> None:
-    pool = BlockPool(4, eviction=eviction)
+@pytest.mark.parametrize("rule", [LRUEviction, FIFOEviction])
+def test_k15_clear_forgets_all_content_and_says_whether_there_was_any(rule: Callable[[int], EvictionRule]) -> None:
+    pool = BlockPool(4, make_eviction=rule)
     assert pool.clear() is False
     pool.publish(pool.pop(3), [A, B, A])
     pool.release([1, 3, 2])
@@ -103,7 +107,7 @@ def test_k15_clear_forgets_all_content_and_says_whether_there_was_any(eviction: 
 
 
 def test_fifo_after_clear_goes_by_what_was_written_since() -> None:
-    pool = BlockPool(2, eviction="fifo")
+    pool = BlockPool(2, make_eviction=FIFOEviction)
     pool.pop(2)
     pool.publish([1], [A])
     pool.publish([2], [B])

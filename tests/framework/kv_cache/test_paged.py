@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from kv_requests import FakeRequest, decode, ids, start, table
-from tokenyard.errors import ConfigError
-from tokenyard.interfaces import Hit
+from tokenyard.interfaces import EvictionRule, Hit
 from tokenyard.interfaces.kv_cache import ExtraKey
-from tokenyard.kv_cache import PagedKVCacheManager
+from tokenyard.kv_cache import LRUEviction, PagedKVCacheManager
+from tokenyard_plugins.eviction_fifo import FIFOEviction
 
-both_rules = pytest.mark.parametrize("eviction", ["lru", "fifo"])
+both_rules = pytest.mark.parametrize("rule", [LRUEviction, FIFOEviction])
 
 
 # Tables and hits
@@ -151,8 +153,8 @@ def test_k7_of_one_request_the_last_block_is_reused_first() -> None:
 
 
 @both_rules
-def test_lru_keeps_what_was_hit_lately_and_fifo_what_was_written_lately(eviction: str) -> None:
-    manager = PagedKVCacheManager(num_blocks=4, block_size=4, eviction=eviction)
+def test_lru_keeps_what_was_hit_lately_and_fifo_what_was_written_lately(rule: Callable[[int], EvictionRule]) -> None:
+    manager = PagedKVCacheManager(num_blocks=4, block_size=4, make_eviction=rule)
     old, new = FakeRequest("old", [1] * 4), FakeRequest("new", [2] * 4)
     for request in (old, new):
         start(manager, request)
@@ -161,13 +163,13 @@ def test_lru_keeps_what_was_hit_lately_and_fifo_what_was_written_lately(eviction
     assert start(manager, again)[0] == 4
     manager.free(again)
     start(manager, FakeRequest("other", [3] * 9))
-    assert manager.lookup(FakeRequest("x", [*old.tokens, 9])).tokens == (4 if eviction == "lru" else 0)
-    assert manager.lookup(FakeRequest("y", [*new.tokens, 9])).tokens == (0 if eviction == "lru" else 4)
+    assert manager.lookup(FakeRequest("x", [*old.tokens, 9])).tokens == (4 if rule is LRUEviction else 0)
+    assert manager.lookup(FakeRequest("y", [*new.tokens, 9])).tokens == (0 if rule is LRUEviction else 4)
 
 
 @both_rules
-def test_k8_a_reused_block_has_lost_its_hash(eviction: str) -> None:
-    manager = PagedKVCacheManager(num_blocks=2, block_size=4, eviction=eviction)
+def test_k8_a_reused_block_has_lost_its_hash(rule: Callable[[int], EvictionRule]) -> None:
+    manager = PagedKVCacheManager(num_blocks=2, block_size=4, make_eviction=rule)
     request = FakeRequest("a", list(range(8)))
     start(manager, request)
     manager.free(request)
@@ -177,8 +179,10 @@ def test_k8_a_reused_block_has_lost_its_hash(eviction: str) -> None:
 
 
 @both_rules
-def test_k9_blocks_just_hit_are_not_evicted_for_the_same_requests_new_blocks(eviction: str) -> None:
-    manager = PagedKVCacheManager(num_blocks=2, block_size=4, eviction=eviction)
+def test_k9_blocks_just_hit_are_not_evicted_for_the_same_requests_new_blocks(
+    rule: Callable[[int], EvictionRule],
+) -> None:
+    manager = PagedKVCacheManager(num_blocks=2, block_size=4, make_eviction=rule)
     first = FakeRequest("a", list(range(4)))
     start(manager, first)
     manager.free(first)
@@ -189,8 +193,8 @@ def test_k9_blocks_just_hit_are_not_evicted_for_the_same_requests_new_blocks(evi
 
 
 @both_rules
-def test_k9_a_hit_on_free_blocks_leaves_fewer_for_new_ones(eviction: str) -> None:
-    manager = PagedKVCacheManager(num_blocks=3, block_size=4, eviction=eviction)
+def test_k9_a_hit_on_free_blocks_leaves_fewer_for_new_ones(rule: Callable[[int], EvictionRule]) -> None:
+    manager = PagedKVCacheManager(num_blocks=3, block_size=4, make_eviction=rule)
     seed, other = FakeRequest("seed", list(range(8))), FakeRequest("other", [9])
     start(manager, seed)
     start(manager, other)
@@ -288,8 +292,3 @@ def test_the_invariant_check_notices_a_leaked_reference_and_a_table_that_lies() 
     manager._held["a"].tables[0][1] = 0
     with pytest.raises(RuntimeError, match="have left the window"):
         manager.check_invariants()
-
-
-def test_an_unknown_eviction_rule_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"kv_cache\.eviction 'random'; available: fifo, lru"):
-        PagedKVCacheManager(num_blocks=3, block_size=4, eviction="random")

@@ -15,11 +15,12 @@ from tokenyard.config import AttentionConfig, EngineConfig, KVCacheConfig, Model
 from tokenyard.errors import CapacityError, EngineDeadError, PluginError
 from tokenyard.executor.inproc import InProcessExecutor
 from tokenyard.interfaces import AttentionBatch, ExecutorContext, KVCachePlan
-from tokenyard.scheduler_output import RequestStart, SchedulerOutput, Slot
+from tokenyard.scheduler_output import HostTransfer, RequestStart, SchedulerOutput, Slot
 from tokenyard.worker import worker as worker_module
 from tokenyard.worker.accelerator import Accelerator, accelerator_of
 from tokenyard.worker.device_memory import MemoryReading
 from tokenyard.worker.graph_recorder import Graph, GraphRecorder
+from tokenyard.worker.host_blocks import HostBlocks
 from tokenyard.worker.logits_processors import LogitsProcessors
 from tokenyard.worker.stream import QueuedStream
 from tokenyard_backends.torch_native.backend import TorchNativeBackend
@@ -94,6 +95,29 @@ def test_tokens_of_more_requests_than_slots_are_those_of_a_cpu(
     expected = generate(tiny_llama_dir, params, "sync", ["kv_cache.block_size=4"])
     rig = Rig(monkeypatch)
     assert generate(tiny_llama_dir, params, engine, ["kv_cache.block_size=4"]) == expected
+    assert rig.recorder.num_replays > 0
+
+
+@pytest.mark.parametrize("engine", ["sync", "overlap"])
+def test_what_is_swapped_out_comes_back_on_a_device_that_works_behind_the_host(
+    tiny_llama_dir: Path, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To host memory the copies are queued behind what was computed before, and back in front of what reads them."""
+    tight = ["kv_cache.block_size=4", "kv_cache.num_blocks=12", "kv_cache.enable_prefix_caching=false"]
+    swap = ["scheduler.preempt_mode=swap", "kv_cache.host_memory=1MiB"]
+    params = [*PARAMS.values(), *PARAMS.values()][: len(PROMPTS)]
+    expected = generate(tiny_llama_dir, params, "sync", tight)
+    copied: list[bool] = []
+    transfer = HostBlocks.transfer
+
+    def noted(blocks: HostBlocks, transfers: Sequence[HostTransfer]) -> None:
+        transfer(blocks, transfers)
+        copied.extend(one.to_host for one in transfers)
+
+    rig = Rig(monkeypatch)
+    monkeypatch.setattr(HostBlocks, "transfer", noted)
+    assert generate(tiny_llama_dir, params, engine, [*tight, *swap]) == expected
+    assert set(copied) == {True, False}
     assert rig.recorder.num_replays > 0
 
 

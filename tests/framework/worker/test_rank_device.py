@@ -37,7 +37,7 @@ def test_by_default_ranks_share_the_physical_cores(
 
 
 def test_ranks_share_the_memory_of_a_cpu_and_an_explicit_amount_is_each_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "_free_ram", lambda: 8 * 2**30)
+    monkeypatch.setattr(device, "free_ram", lambda: 8 * 2**30)
     assert [available_kv_bytes(KVCacheConfig(), CPU, ranks) for ranks in (1, 2, 4)] == [2**31, 2**30, 2**29]
     assert available_kv_bytes(KVCacheConfig(memory="64MiB"), CPU, 4) == 64 * 2**20
 

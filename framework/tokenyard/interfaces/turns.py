@@ -1,0 +1,88 @@
+"""keep_turns: who goes on running when those that wait may displace those that run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenyard.interfaces.policy import PolicyContext, RequestView, SchedulerView
+
+    Key = Callable[[RequestView], tuple[float, ...]]
+    MayLose = Callable[[RequestView], bool]
+
+
+def keep_turns(
+    running: Sequence[RequestView],
+    view: SchedulerView,
+    limits: PolicyContext,
+    key: Key,
+    *,
+    may_lose: MayLose = lambda request: True,
+) -> Sequence[RequestView]:
+    """Who of `running` keeps its turn when the best of those that run and wait are to run (since API 1.6).
+
+    An answer for `SchedulingPolicy.running_order`; `limits` are what the policy's factory was given. Smaller keys are
+    better, and the line must be in the same order: `waiting_key` and `requeue_key` sort as `key` does. Equal keys
+    displace nobody. A request of which `may_lose` is False keeps the turn that it has.
+
+    Turns are lost only to a request that can then enter: one that lacks a place, or blocks, and gets them from those
+    that are worse. So no step is left emptier for one that would have to wait in any case. Prefills that take all
+    tokens of a step let nobody enter, and are not displaced for that; `scheduler.long_prefill_token_threshold` bounds
+    what one of them takes.
+    """
+    line = view.waiting(limits.max_num_seqs)
+    if not any(request.is_paused for request in running):
+        best = key(line[0]) if line else None
+        if best is None or not any(best < key(request) for request in running):
+            return running
+    # From best to worst; of equals the one that has its turn is better. Those that cannot lose it come first.
+    ranked = sorted(
+        running,
+        key=lambda one: (one.is_paused or may_lose(one), key(one), one.is_paused, one.arrival_time, one.request_id),
+    )
+    kept = _Kept(ranked, view, limits)
+    for request in line:
+        if not kept.make_way(request, key, may_lose):
+            break
+    stays = {request.request_id for request in kept.requests}
+    return [request for request in running if request.request_id in stays]
+
+
+class _Kept:
+    """Those that keep their turns, from best to worst, and what is left for others to enter."""
+
+    def __init__(self, ranked: Sequence[RequestView], view: SchedulerView, limits: PolicyContext) -> None:
+        self._view = view
+        self._max_chunk = limits.max_chunk_tokens
+        self._num_places = limits.max_num_seqs
+        self.requests = list(ranked[: limits.max_num_seqs])
+        self._num_tokens = limits.max_num_batched_tokens - sum(map(self._tokens_due, self.requests))
+        # What those hold that stay paused is taken from them when it is needed.
+        paused = ranked[limits.max_num_seqs :]
+        self._num_blocks = view.num_free_blocks + sum(map(view.num_exclusive_blocks, paused))
+
+    def make_way(self, request: RequestView, key: Key, may_lose: MayLose) -> bool:
+        """Take from `requests` who loses its turn to `request`; False, with nothing changed, if it cannot enter."""
+        needed = self._view.num_blocks_needed(request)
+        num_blocks, num_tokens, num_kept = self._num_blocks, self._num_tokens, len(self.requests)
+        while num_kept >= self._num_places or num_blocks < needed:
+            worst = self.requests[num_kept - 1] if num_kept else None
+            if worst is None or not key(request) < key(worst) or not (worst.is_paused or may_lose(worst)):
+                return False
+            num_kept -= 1
+            num_blocks += self._view.num_exclusive_blocks(worst)
+            num_tokens += self._tokens_due(worst)
+        due = self._tokens_due(request)
+        if num_tokens < (due if self._max_chunk is None else 1):
+            return False
+        del self.requests[num_kept:]
+        self._num_places -= 1
+        self._num_blocks, self._num_tokens = num_blocks - needed, num_tokens - due
+        return True
+
+    def _tokens_due(self, request: RequestView) -> int:
+        """The most that it takes of a step."""
+        known = request.num_prompt_tokens + request.num_output_tokens
+        missing = max(1, known - request.num_computed_tokens - request.num_in_flight_tokens)
+        return missing if self._max_chunk is None else min(missing, self._max_chunk)

@@ -1,0 +1,191 @@
+"""What eviction rules have in common, and the rule that needs no plugin: least recently used."""
+
+from __future__ import annotations
+
+import heapq
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from tokenyard.config import KVCacheConfig
+from tokenyard.errors import ConfigError
+from tokenyard.interfaces.eviction import EvictionRule
+
+if TYPE_CHECKING:
+    from tokenyard.interfaces.kv_cache import KVCacheManagerContext
+
+MakeEviction: TypeAlias = Callable[[int], EvictionRule]
+"""Makes a rule for the blocks 1 .. num_blocks, all of them free and without content."""
+
+_FEWEST_STALE = 64
+
+
+class EmptyFirst(EvictionRule):
+    """A rule that only has to put blocks with content in order: those without go first, as they became free."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._empty: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks + 1))
+        self._has_content = bytearray(num_blocks + 1)
+
+    # What a rule of this kind does
+
+    @property
+    @abstractmethod
+    def num_cached(self) -> int:
+        """How many blocks with content are free."""
+
+    @abstractmethod
+    def holds(self, block_id: int) -> bool:
+        """Whether this block with content is free."""
+
+    @abstractmethod
+    def insert(self, block_ids: Sequence[int]) -> None:
+        """These, with content, are free from now on; of equals, the first goes first."""
+
+    @abstractmethod
+    def take(self, block_id: int) -> None:
+        """This one, with content, is free no longer."""
+
+    @abstractmethod
+    def evict(self, count: int) -> list[int]:
+        """Take the `count` blocks with content that go first; there are as many. They lose it."""
+
+    # What all of them do
+
+    def __len__(self) -> int:
+        return len(self._empty) + self.num_cached
+
+    def __contains__(self, block_id: object) -> bool:
+        return isinstance(block_id, int) and (block_id in self._empty or self.holds(block_id))
+
+    def pop(self, count: int) -> list[int]:
+        num_empty = len(self._empty)
+        if count <= num_empty:
+            pop_item = self._empty.popitem
+            return [pop_item(last=False)[0] for _ in range(count)]
+        if count > len(self):
+            raise RuntimeError(f"no free blocks: {count} asked for, {len(self)} free")
+        block_ids = list(self._empty)
+        self._empty.clear()
+        evicted = self.evict(count - num_empty)
+        for block_id in evicted:
+            self._has_content[block_id] = False
+        return block_ids + evicted
+
+    def remove(self, block_id: int) -> None:
+        if block_id in self._empty:
+            del self._empty[block_id]
+        else:
+            self.take(block_id)
+
+    def append(self, block_ids: Iterable[int]) -> None:
+        has_content, empty = self._has_content, self._empty
+        cached: list[int] = []
+        for block_id in block_ids:
+            if has_content[block_id]:
+                cached.append(block_id)
+            else:
+                empty[block_id] = None
+        if cached:
+            self.insert(cached)
+
+    def on_written(self, block_ids: Sequence[int]) -> None:
+        for block_id in block_ids:
+            self._has_content[block_id] = True
+
+    def on_cleared(self) -> None:
+        self._empty.update(dict.fromkeys(self.evict(self.num_cached)))
+        self._has_content = bytearray(len(self._has_content))
+
+
+class LRUEviction(EmptyFirst):
+    """Content goes in the order in which its blocks became free: what was used longest ago goes first."""
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks)
+        self._order: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._order)
+
+    def holds(self, block_id: int) -> bool:
+        return block_id in self._order
+
+    def insert(self, block_ids: Sequence[int]) -> None:
+        self._order.update(dict.fromkeys(block_ids))
+
+    def take(self, block_id: int) -> None:
+        del self._order[block_id]
+
+    def evict(self, count: int) -> list[int]:
+        pop_item = self._order.popitem
+        return [pop_item(last=False)[0] for _ in range(count)]
+
+
+class RankedEviction(EmptyFirst):
+    """Content goes by a number that its rule gives it, lowest first; of equals, what became free first.
+
+    The number is asked for when a block becomes free, and holds until it is taken. An operation costs O(log n).
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks)
+        self._num_inserted = 0
+        self._current: dict[int, int] = {}  # of free blocks with content: the number of their insertion
+        # What is taken stays in the heap until it comes up, or too much of the heap is such.
+        self._heap: list[tuple[int, int, int]] = []  # (rank, number of the insertion, block id)
+
+    @abstractmethod
+    def rank(self, block_id: int) -> int:
+        """The number of a block with content that becomes free."""
+
+    def on_evicted(self, block_id: int, rank: int) -> None:
+        """The content of a block is lost; it had this rank."""
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._current)
+
+    def holds(self, block_id: int) -> bool:
+        return block_id in self._current
+
+    def insert(self, block_ids: Sequence[int]) -> None:
+        for block_id in block_ids:
+            self._num_inserted += 1
+            self._current[block_id] = self._num_inserted
+            heapq.heappush(self._heap, (self.rank(block_id), self._num_inserted, block_id))
+
+    def take(self, block_id: int) -> None:
+        del self._current[block_id]
+        if len(self._heap) > 2 * len(self._current) + _FEWEST_STALE:
+            self._heap = [entry for entry in self._heap if self._is_current(entry)]
+            heapq.heapify(self._heap)
+
+    def evict(self, count: int) -> list[int]:
+        return [self._evict_lowest() for _ in range(count)]
+
+    def _is_current(self, entry: tuple[int, int, int]) -> bool:
+        return self._current.get(entry[2]) == entry[1]
+
+    def _evict_lowest(self) -> int:
+        while True:
+            entry = heapq.heappop(self._heap)
+            if self._is_current(entry):
+                rank, _, block_id = entry
+                del self._current[block_id]
+                self.on_evicted(block_id, rank)
+                return block_id
+
+
+def eviction_maker(context: KVCacheManagerContext) -> MakeEviction:
+    """What makes the rule that a manager's config names; least recently used where the context makes none."""
+    if context.make_eviction is not None:
+        return context.make_eviction
+    if context.config.eviction != KVCacheConfig().eviction:
+        raise ConfigError(
+            f"kv_cache.eviction='{context.config.eviction}' is a plugin's, and this context makes no plugins: give it "
+            "make_eviction, or leave kv_cache.eviction out"
+        )
+    return LRUEviction
