@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tokenyard.bench.headless import VOCAB_SIZE, sampled, sampled_ahead
+from tokenyard.bench.step_times import StepTimes, figures_of
 from tokenyard.errors import CapacityError, UserError
 from tokenyard.request import EngineCoreRequest
 from tokenyard.sampling_params import SamplingParams
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 STAGGER = 16  # prompts of prompt_len + 0 .. 15 tokens, so that block boundaries spread over the steps
 MAX_TOKENS = 4000
+NUM_CLIENTS, NUM_SESSIONS = 8, 64  # for policies that tell them apart
 STRIDE = 7919  # token j of request i is (i * STRIDE + j) % VOCAB_SIZE: no two prompts begin alike
 
 
@@ -39,14 +41,6 @@ class DecodeCost:
     timed_share: float  # of loop_us that is schedule and update
 
 
-class _Times(NamedTuple):
-    """Seconds."""
-
-    schedule: list[float]  # [num_steps]
-    update: list[float]  # [num_steps]
-    loop: float
-
-
 def decode_requests(num_requests: int, prompt_len: int) -> list[EngineCoreRequest]:
     """The requests that decode together; greedy, and ended by nothing but their length."""
     params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True, temperature=0.0)
@@ -56,6 +50,8 @@ def decode_requests(num_requests: int, prompt_len: int) -> list[EngineCoreReques
             prompt_token_ids=_prompt(number * STRIDE, prompt_len + number % STAGGER),
             params=params,
             arrival_time=0.0,
+            client_id=f"client-{number % NUM_CLIENTS}",
+            session_id=f"session-{number % NUM_SESSIONS}",
         )
         for number in range(num_requests)
     ]
@@ -71,20 +67,35 @@ def blocks_needed(num_requests: int, prompt_len: int, num_steps: int, block_size
     return sum(-(-tokens // block_size) for tokens in longest)
 
 
-def measure_decode(scheduler: Scheduler, requests: Sequence[EngineCoreRequest], num_steps: int) -> DecodeCost:
-    """Prefill everything, untimed, then time steps of a batch that does not change.
+class SteadyBatch:
+    """Requests that decode together. Raises UserError when the batch changes: its figures would be of something else.
 
-    Raises UserError when it changes: then the figures would be of something else.
+    At most `scheduler.max_num_seqs` of the requests run, and the others wait.
     """
-    for request in requests:
-        scheduler.add_request(request)
-    last = _prefill(scheduler)
-    before = scheduler.stats()
-    times = _timed_steps(scheduler, last, sampled_ahead(last, num_steps))
-    after = scheduler.stats()
-    if after.num_preemptions != before.num_preemptions or after.num_running != before.num_running:
-        raise _not_steady(scheduler)
-    return _cost(times, after.num_running, after.num_waiting)
+
+    def __init__(self, scheduler: Scheduler, requests: Sequence[EngineCoreRequest]) -> None:
+        self.scheduler = scheduler
+        for request in requests:
+            scheduler.add_request(request)
+        self._last = _prefill(scheduler)
+        self._first = scheduler.stats()
+
+    def run(self, num_steps: int) -> StepTimes:
+        """Steps that each decode a token of every running request."""
+        # Made before: making results is the executor's work and no part of the loop that is measured.
+        results = sampled_ahead(self._last, num_steps)
+        times, self._last = _timed_steps(self.scheduler, self._last, results)
+        stats = self.scheduler.stats()
+        if stats.num_preemptions != self._first.num_preemptions or stats.num_running != self._first.num_running:
+            raise _not_steady(self.scheduler)
+        return times
+
+
+def measure_decode(scheduler: Scheduler, requests: Sequence[EngineCoreRequest], num_steps: int) -> DecodeCost:
+    """Prefill everything, untimed, then time steps of a `SteadyBatch`."""
+    times = SteadyBatch(scheduler, requests).run(num_steps)
+    stats = scheduler.stats()
+    return DecodeCost(num_running=stats.num_running, num_waiting=stats.num_waiting, **figures_of(times)._asdict())
 
 
 def _prefill(scheduler: Scheduler) -> SchedulerOutput:
@@ -99,8 +110,10 @@ def _prefill(scheduler: Scheduler) -> SchedulerOutput:
             return output
 
 
-def _timed_steps(scheduler: Scheduler, last: SchedulerOutput, results: Sequence[ModelRunnerOutput]) -> _Times:
-    """The results were made before: making them is the executor's work and no part of the loop that is measured."""
+def _timed_steps(
+    scheduler: Scheduler, last: SchedulerOutput, results: Sequence[ModelRunnerOutput]
+) -> tuple[StepTimes, SchedulerOutput]:
+    """The steps behind `last`, one for each result, and the last of them."""
     schedule, update, num_rows = [], [], last.num_rows
     began = perf_counter()
     for result in results:
@@ -116,7 +129,8 @@ def _timed_steps(scheduler: Scheduler, last: SchedulerOutput, results: Sequence[
         updated = perf_counter()
         schedule.append(scheduled - start)
         update.append(updated - executed)
-    return _Times(schedule, update, perf_counter() - began)
+        last = output
+    return StepTimes(schedule, update, perf_counter() - began), last
 
 
 def _not_steady(scheduler: Scheduler) -> CapacityError:
@@ -126,22 +140,3 @@ def _not_steady(scheduler: Scheduler) -> CapacityError:
         f"{stats.num_preemptions} preempted, {stats.num_free_blocks} of {stats.num_total_blocks} blocks free), so a "
         "step has no steady cost; raise kv_cache.num_blocks or model.max_model_len, or lower bench.num_steps"
     )
-
-
-def _cost(times: _Times, num_running: int, num_waiting: int) -> DecodeCost:
-    num_steps = len(times.schedule)
-    both = sorted(schedule + update for schedule, update in zip(times.schedule, times.update, strict=True))
-    return DecodeCost(
-        num_running=num_running,
-        num_waiting=num_waiting,
-        schedule_us=_us(sum(times.schedule) / num_steps),
-        update_us=_us(sum(times.update) / num_steps),
-        sum_median_us=_us(both[num_steps // 2]),
-        sum_p99_us=_us(both[int(num_steps * 0.99)]),
-        loop_us=_us(times.loop / num_steps),
-        timed_share=round(sum(both) / times.loop, 3),
-    )
-
-
-def _us(seconds: float) -> float:
-    return round(seconds * 1e6, 1)

@@ -10,8 +10,10 @@ import numpy as np
 from tokenyard.clock import MonotonicClock
 from tokenyard.errors import ConfigError
 from tokenyard.interfaces.executor import Executor, KVCacheGroupSpec, WorkerReport
-from tokenyard.launch.assemble import assemble_parts, make_policy
-from tokenyard.launch.cache_size import CacheSize
+from tokenyard.launch.assemble import assemble_parts
+from tokenyard.launch.cache_size import CacheSize, bytes_per_block
+from tokenyard.launch.host_memory import host_blocks
+from tokenyard.launch.steering import make_steering
 from tokenyard.runner_output import ModelRunnerOutput
 
 if TYPE_CHECKING:
@@ -75,7 +77,7 @@ def headless_scheduler(config: EngineConfig, catalogue: Catalogue) -> Scheduler:
         catalogue,
         executor=NullExecutor(),
         report=NULL_REPORT,
-        policy=make_policy(config, catalogue),
+        steering=make_steering(config, catalogue),
         clock=MonotonicClock(),
         size=size,
     )
@@ -89,7 +91,7 @@ def _cache_size(config: EngineConfig) -> CacheSize:
     if max_model_len is None or max_model_len < 0:
         shown = "null" if max_model_len is None else max_model_len
         raise ConfigError(f"model.max_model_len={shown}: this benchmark has no model to take it from; give a number")
-    return CacheSize(num_blocks, max_model_len)
+    return CacheSize(num_blocks, max_model_len, host_blocks(config, bytes_per_block(config, NULL_REPORT)))
 
 
 def sampled(output: SchedulerOutput) -> ModelRunnerOutput:

@@ -10,17 +10,21 @@ import numpy as np
 
 from tokenyard.bench.instrument import Instrument
 from tokenyard.bench.report import machine
-from tokenyard.bench.timers import Stopwatch, Tally, seconds_per_call
+from tokenyard.bench.timers import seconds_per_call
+from tokenyard.clock import MonotonicClock
 from tokenyard.engine.client import InprocClient
 from tokenyard.engine.input_processor import TokenizedPrompt
 from tokenyard.engine.output_processor import OutputProcessor, Update
 from tokenyard.errors import CapacityError, UserError
 from tokenyard.front_end import FrontEnd
 from tokenyard.launch.assemble import build_engine
+from tokenyard.launch.timing import distribution_of
+from tokenyard.plugin_times import PluginPoint, PluginTimes
 from tokenyard.sampling_params import SamplingParams
+from tokenyard.stopwatch import Stopwatch, Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from tokenyard.bench.settings import OverheadBench
     from tokenyard.catalogue import Catalogue
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
 STRIDE = 7919
 NUM_SETTLING_STEPS = 3  # untimed, with the whole batch decoding: under `overlap` the next step is scheduled already
 NUM_SPARE_TOKENS = 16
+_NO_PLUGIN = {"plugin": None, "distribution": None}
 
 
 def default_overrides(settings: OverheadBench, given: Collection[str]) -> list[str]:
@@ -42,13 +47,13 @@ def default_overrides(settings: OverheadBench, given: Collection[str]) -> list[s
 class _Window:
     """The timed steps: opened when the whole batch decodes, closed `num_steps` later."""
 
-    stopwatch: Stopwatch
+    stopwatch: Stopwatch[PluginPoint]
     num_requests: int
     num_steps: int
     num_full: int = 0  # steps so far in which every request got a token
     began: float = 0.0
     wall: float | None = None
-    tallies: dict[str, Tally] = field(default_factory=dict)
+    tallies: dict[PluginPoint, Tally] = field(default_factory=dict)
 
     def step(self, update: Update) -> bool:
         """Take note of a step; True when the last timed one is done."""
@@ -68,17 +73,19 @@ def run_overhead_bench(settings: OverheadBench, config: EngineConfig, catalogue:
         raise _too_many(settings, f"scheduler.max_num_seqs={config.scheduler.max_num_seqs}")
     if config.engine.process == "own":
         raise UserError("the parts of an engine are timed in this process; leave out engine.process=own")
-    stopwatch = Stopwatch()
-    instrument = Instrument(stopwatch)
+    clock = MonotonicClock()
+    times = PluginTimes(clock, is_detailed=True)
+    instrument = Instrument(times.stopwatch, _names(config))
     around = machine()
-    engine = build_engine(config, catalogue, decorate=instrument.decorate)
+    engine = build_engine(config, catalogue, clock=clock, decorate=instrument.decorate, plugin_times=times)
     try:
         instrument.time_calls(engine.core, "engine", ("step",))
-        window = _Window(stopwatch, settings.num_requests, settings.num_steps)
+        window = _Window(times.stopwatch, settings.num_requests, settings.num_steps)
         _decode(settings, config, engine, instrument, window)
     finally:
         engine.core.shutdown()
-    return {**_facts(settings, config, engine), **_costs(window), **around}
+    costs = _costs(window, lambda kind, plugin: distribution_of(catalogue, kind, plugin))
+    return {**_facts(settings, config, engine), **costs, **around}
 
 
 def _decode(
@@ -128,30 +135,49 @@ def _max_tokens(settings: OverheadBench, config: EngineConfig, engine: RunningEn
     return num_tokens
 
 
-def _costs(window: _Window) -> dict[str, object]:
+def _costs(window: _Window, owner: Callable[[str, str], str | None]) -> dict[str, object]:
     wall, num_steps = window.wall or 0.0, window.num_steps
-    rows = [_row(label, tally, wall, num_steps) for label, tally in window.tallies.items() if tally.num_calls]
+    rows = [_row(point, tally, wall, num_steps, owner) for point, tally in window.tallies.items() if tally.num_calls]
     rest = wall - sum(tally.self_seconds for tally in window.tallies.values())
     num_calls = sum(tally.num_calls for tally in window.tallies.values())
-    executor = sum(tally.self_seconds for label, tally in window.tallies.items() if label.startswith("executor."))
+    executor = sum(tally.self_seconds for point, tally in window.tallies.items() if point.kind == "executor")
     timer = seconds_per_call()
     return {
         "wall_us": _us(wall / num_steps),
         "overhead_us": _us((wall - executor) / num_steps),  # outside of the executor's calls
-        "parts": [*sorted(rows, key=lambda row: str(row["part"])), _row("rest", Tally(rest), wall, num_steps)],
+        "parts": [*sorted(rows, key=_by_name), {**_NO_PLUGIN, "part": "rest", **_cost(Tally(rest), wall, num_steps)}],
         "timer_us": round(timer * 1e6, 3),
         "timers_us": _us(timer * num_calls / num_steps),  # a step; contained in the parts and the rest
     }
 
 
-def _row(label: str, tally: Tally, wall: float, num_steps: int) -> dict[str, object]:
+def _by_name(row: dict[str, object]) -> tuple[str, str]:
+    return str(row["part"]), str(row["plugin"])
+
+
+def _row(
+    point: PluginPoint, tally: Tally, wall: float, num_steps: int, owner: Callable[[str, str], str | None]
+) -> dict[str, object]:
+    return {
+        "part": f"{point.kind}.{point.point}",
+        "plugin": point.plugin or None,
+        "distribution": owner(point.kind, point.plugin),
+        **_cost(tally, wall, num_steps),
+    }
+
+
+def _cost(tally: Tally, wall: float, num_steps: int) -> dict[str, object]:
     """Self time: what a call spends in other timed calls is theirs."""
     return {
-        "part": label,
         "self_us": _us(tally.self_seconds / num_steps),
         "share": round(tally.self_seconds / wall, 4) if wall else 0.0,
         "calls": round(tally.num_calls / num_steps, 2),
     }
+
+
+def _names(config: EngineConfig) -> dict[str, str]:
+    """Of the mechanism's parts: plugins are named where they are made."""
+    return {"scheduler": config.scheduler.name, "executor": config.executor.name, "engine": config.engine.name}
 
 
 def _facts(settings: OverheadBench, config: EngineConfig, engine: RunningEngine) -> dict[str, object]:

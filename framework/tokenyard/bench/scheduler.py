@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from tokenyard.bench.admit import AdmitCost, measure_admit
+from tokenyard.bench.churn import ChurnCost, measure_churn
 from tokenyard.bench.decode import MAX_TOKENS, STAGGER, DecodeCost, blocks_needed, decode_requests, measure_decode
 from tokenyard.bench.headless import headless_scheduler
 from tokenyard.bench.report import machine
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from tokenyard.bench.settings import SchedulerBench
     from tokenyard.catalogue import Catalogue
     from tokenyard.config import EngineConfig
+    from tokenyard.interfaces.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -31,12 +33,13 @@ _USED = ("model.max_model_len", "engine.log_stats")
 
 def default_overrides(settings: SchedulerBench, num_requests: int, given: Collection[str]) -> list[str]:
     """What the benchmark sets in place of the engine's own defaults; `given` are the keys that the user sets."""
-    decodes = settings.mode == "decode"
+    decodes = settings.mode != "admit"
     longest = settings.prompt + STAGGER + MAX_TOKENS
     values: Mapping[str, int] = {
         "scheduler.max_num_seqs": num_requests if decodes else 2 * num_requests,
         "scheduler.max_num_batched_tokens": max(
-            DECODE_BUDGET if decodes else ADMIT_BUDGET, num_requests * (2 if decodes else settings.prompt)
+            DECODE_BUDGET if decodes else ADMIT_BUDGET,
+            2 * num_requests + settings.prompt if decodes else num_requests * settings.prompt,
         ),
         "model.max_model_len": max(MAX_MODEL_LEN, longest),
         "kv_cache.num_blocks": DECODE_BLOCKS if decodes else ADMIT_BLOCKS,
@@ -59,14 +62,22 @@ def run_scheduler_bench(
     facts = {"benchmark": "scheduler", "mode": settings.mode, "num_requests": num_requests}
     scheduler = headless_scheduler(config, catalogue)
     around = machine()
-    if settings.mode == "admit":
-        cost: AdmitCost | DecodeCost = measure_admit(scheduler, num_requests, settings.prompt)
-    else:
+    if settings.mode != "admit":
         facts["num_steps"] = settings.steps
-        cost = measure_decode(scheduler, decode_requests(num_requests, settings.prompt), settings.steps)
-        if cost.timed_share < LEAST_TIMED_SHARE:
-            logger.warning("only %.0f %% of the loop is the scheduler's: is the machine busy?", 100 * cost.timed_share)
+    cost = _measured(settings, num_requests, scheduler)
     return {**facts, "prompt_len": settings.prompt, **dataclasses.asdict(cost), **_names(config), **around}
+
+
+def _measured(settings: SchedulerBench, num_requests: int, scheduler: Scheduler) -> AdmitCost | DecodeCost | ChurnCost:
+    prompt_len = settings.prompt
+    if settings.mode == "admit":
+        return measure_admit(scheduler, num_requests, prompt_len)
+    if settings.mode == "churn":
+        return measure_churn(scheduler, num_requests, settings.waiting, prompt_len, settings.steps)
+    cost = measure_decode(scheduler, decode_requests(num_requests + settings.waiting, prompt_len), settings.steps)
+    if cost.timed_share < LEAST_TIMED_SHARE:
+        logger.warning("only %.0f %% of the loop is the scheduler's: is the machine busy?", 100 * cost.timed_share)
+    return cost
 
 
 def _with_enough_blocks(

@@ -31,15 +31,21 @@ MAX_SECONDS = 3600
 class SchedulerBench:
     """`tokenyard bench scheduler`. Raises ConfigError on a value out of its range."""
 
-    mode: Literal["decode", "admit"] = field(
-        default="decode", metadata=about("steady decoding, or adding and first scheduling waiting requests")
+    mode: Literal["decode", "churn", "admit"] = field(
+        default="decode",
+        metadata=about(
+            "steady decoding; steps in which one request ends and one enters; or taking in many waiting requests"
+        ),
     )
     num_requests: int | tuple[int, ...] | None = field(
-        default=None, metadata=about("one size or several; null = 256, or 1000 with mode=admit")
+        default=None, metadata=about("one size or several; null = 256, or 1000 with admit")
     )
-    num_steps: int | None = field(default=None, metadata=about("decode: timed steps; null = 320"))
+    num_waiting: int | None = field(
+        default=None, metadata=about("decode, churn: requests in line behind the batch; null = 0, or 1000 with churn")
+    )
+    num_steps: int | None = field(default=None, metadata=about("decode, churn: timed steps; null = 320"))
     prompt_len: int | None = field(
-        default=None, metadata=about("tokens; null = 512 and up to 15 more, or 1000 with mode=admit")
+        default=None, metadata=about("tokens; null = 512 and up to 15 more, or 1000 with admit")
     )
 
     def __post_init__(self) -> None:
@@ -47,19 +53,31 @@ class SchedulerBench:
             in_range("num_requests", size, "requests", MAX_REQUESTS)
         if not self.sizes:
             raise wrong(f"{GROUP}.num_requests", [], "a whole number of requests, or a list of at least one")
-        if self.mode == "admit" and self.num_steps is not None:
-            raise ConfigError(
-                f"{GROUP}.num_steps={self.num_steps} has no effect with {GROUP}.mode=admit: it is one step; remove it"
-            )
+        self._refuse_unused()
+        in_range("num_waiting", self.waiting, "requests", MAX_REQUESTS, least=0)
         in_range("num_steps", self.steps, "steps", MAX_STEPS)
         in_range("prompt_len", self.prompt, "tokens", MAX_PROMPT)
+
+    def _refuse_unused(self) -> None:
+        for name, value in (("num_steps", self.num_steps), ("num_waiting", self.num_waiting)):
+            if self.mode == "admit" and value is not None:
+                raise ConfigError(
+                    f"{GROUP}.{name}={value} has no effect with {GROUP}.mode=admit: one step takes in all; remove it"
+                )
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """The numbers of requests to measure."""
         if self.num_requests is None:
-            return (256 if self.mode == "decode" else 1000,)
+            return (1000 if self.mode == "admit" else 256,)
         return self.num_requests if isinstance(self.num_requests, tuple) else (self.num_requests,)
+
+    @property
+    def waiting(self) -> int:
+        """Requests in line."""
+        if self.num_waiting is not None:
+            return self.num_waiting
+        return 1000 if self.mode == "churn" else 0
 
     @property
     def steps(self) -> int:
@@ -70,7 +88,7 @@ class SchedulerBench:
         """Tokens of the shortest prompt."""
         if self.prompt_len is not None:
             return self.prompt_len
-        return 512 if self.mode == "decode" else 1000
+        return 1000 if self.mode == "admit" else 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -148,6 +148,7 @@ class InputProcessor:
             session_id=hints.session_id,
             deadline=None if hints.deadline is None else arrival_time + hints.deadline,
             service_level=hints.service_level,
+            retention=hints.retention,
             metadata=hints.metadata_values(),
         )
         return [request] if params.n == 1 else _children(request, params)

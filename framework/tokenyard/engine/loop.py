@@ -6,6 +6,7 @@ import logging
 import math
 from contextlib import contextmanager
 from dataclasses import replace
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,6 +46,8 @@ class EngineLoop(EngineCore):
         self._clock = context.clock
         self._observers: list[Observer] = list(context.observers)
         self._log_stats = context.log_stats
+        self._plugin_times = context.plugin_times
+        self._began = 0.0  # perf_counter at the beginning of the step
         self._deadlines: dict[str, float | None] = {}  # of every request whose end was not reported yet
         self._pause_mode: PauseMode | None = None
         self._asked_at = -math.inf  # engine-clock time at which a step was last asked for
@@ -122,8 +125,13 @@ class EngineLoop(EngineCore):
                     observer.on_shutdown()
                 except (Exception, SystemExit):
                     logger.warning("observer %s failed at shutdown", type(observer).__name__, exc_info=True)
+            self._tell_shadow()
         finally:
             self._executor.shutdown()
+
+    def _tell_shadow(self) -> None:
+        if self._failure is None and (shadow := self._scheduler.stats().shadow) is not None:
+            logger.info("%s", shadow)
 
     # What a step is made of
 
@@ -131,6 +139,7 @@ class EngineLoop(EngineCore):
     def _fatal_errors(self) -> Iterator[None]:
         """Around a step: refuses to start one in an engine that has ended, and ends it when the step raises."""
         self._check_alive()
+        self._began = perf_counter()
         try:
             yield
         except BaseException as error:
@@ -171,12 +180,15 @@ class EngineLoop(EngineCore):
         )
 
     def _observe(self, output: SchedulerOutput, outputs: EngineCoreOutputs) -> None:
+        """The end of a step."""
         for observer in tuple(self._observers):
             try:
                 observer.on_step(output, outputs, self._clock.now())
             except (Exception, SystemExit):
                 logger.warning("observer %s failed and is switched off", type(observer).__name__, exc_info=True)
                 self._observers.remove(observer)
+        if self._plugin_times is not None:
+            self._plugin_times.count_step(perf_counter() - self._began)
 
     # Helpers
 

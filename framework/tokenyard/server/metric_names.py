@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from tokenyard.server.histogram import Histogram
@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 Labels: TypeAlias = "Mapping[str, str]"
 Numbers: TypeAlias = "Callable[[Scrape], Sequence[tuple[Labels, float]]]"
 
+LabelsT = TypeVar("LabelsT", bound="tuple[str, ...]")
+
 _BARE: Labels = {}
+_PLUGIN_LABELS = ("kind", "plugin", "point")
+_SHADOW_LABELS = ("point", "agrees")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +54,12 @@ class HistogramFamily(Family):
 
 def _by(label: str, read: Callable[[Scrape], Mapping[str, int]]) -> Numbers:
     return lambda scrape: [({label: key}, value) for key, value in sorted(read(scrape).items())]
+
+
+def _labelled(names: tuple[str, ...], read: Callable[[Scrape], Mapping[LabelsT, float]]) -> Numbers:
+    return lambda scrape: [
+        (dict(zip(names, labels, strict=True)), value) for labels, value in sorted(read(scrape).items())
+    ]
 
 
 def _waiting(scrape: Scrape) -> Mapping[str, int]:
@@ -273,6 +283,44 @@ FAMILIES: tuple[NumberFamily | HistogramFamily, ...] = (
         kind="counter",
         help="Steps that engines have scheduled.",
         rows=lambda scrape: [(_BARE, scrape.totals.engine.num_steps)],
+        of_engine=True,
+    ),
+    NumberFamily(
+        name="step_seconds",
+        kind="counter",
+        help="Seconds of steps, from beginning to end, the model included.",
+        rows=lambda scrape: [(_BARE, scrape.totals.engine.step_seconds)],
+        of_engine=True,
+    ),
+    NumberFamily(
+        name="plugin_seconds",
+        kind="counter",
+        help="Seconds in a plugin's method, what it spent in other timed plugins taken out.",
+        rows=_labelled(_PLUGIN_LABELS, lambda scrape: scrape.totals.plugin_seconds),
+        labels=_PLUGIN_LABELS,
+        of_engine=True,
+    ),
+    NumberFamily(
+        name="plugin_calls",
+        kind="counter",
+        help="Calls of it.",
+        rows=_labelled(_PLUGIN_LABELS, lambda scrape: scrape.totals.plugin_calls),
+        labels=_PLUGIN_LABELS,
+        of_engine=True,
+    ),
+    NumberFamily(
+        name="plugin_budget_exceeded",
+        kind="counter",
+        help="Windows of 100 steps in which plugins took more than `plugins.budget_us` a step.",
+        rows=lambda scrape: [(_BARE, scrape.totals.engine.num_over_budget)],
+        of_engine=True,
+    ),
+    NumberFamily(
+        name="shadow_decisions",
+        kind="counter",
+        help="Decisions that `scheduler.shadow` was compared at, and whether it would have made the same.",
+        rows=_labelled(_SHADOW_LABELS, lambda scrape: scrape.totals.shadow_decisions),
+        labels=_SHADOW_LABELS,
         of_engine=True,
     ),
     NumberFamily(

@@ -101,6 +101,7 @@ class _Starter:
         self._catalogue = catalogue
         self._lock = threading.Lock()
         self._is_cancelled = False
+        self._num_starts = 0
         self._process: EngineProcess | None = None
 
     def __call__(self, on_progress: Progress) -> AsyncLLM:
@@ -110,13 +111,13 @@ class _Starter:
             from tokenyard.front_end import start_own_process
 
             link, front = start_own_process(
-                config, self._catalogue, on_progress=on_progress, process=process, check=self._check
+                self._numbered(config), self._catalogue, on_progress=on_progress, process=process, check=self._check
             )
         from tokenyard.async_llm import AsyncLLM
 
         if config.engine.process == "own":
             return AsyncLLM.from_link(link, front)
-        llm = AsyncLLM.from_parts(config, self._catalogue, on_progress)
+        llm = AsyncLLM.from_parts(self._numbered(config), self._catalogue, on_progress)
         try:
             self._check(llm.front.tokenizer)
         except BaseException:
@@ -140,6 +141,13 @@ class _Starter:
                 raise EngineDeadError("the server ends")
             self._process = EngineProcess(MODULE)
             return self._process
+
+    def _numbered(self, config: EngineConfig) -> EngineConfig:
+        """With trace files of its own for each engine."""
+        from tokenyard.launch.tracing import with_numbered_trace
+
+        self._num_starts += 1
+        return with_numbered_trace(config, self._num_starts)
 
     def _check(self, tokenizer: Tokenizer) -> None:
         check_chat_settings(self._service.config.server, self._service.chat_template, tokenizer)

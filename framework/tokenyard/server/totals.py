@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from tokenyard.server.histogram import (
     CHOICE_BOUNDS,
@@ -18,8 +18,11 @@ from tokenyard.server.histogram import (
 from tokenyard.server.waits import DEFERRED, UNTOLD
 
 if TYPE_CHECKING:
-    from tokenyard.engine_outputs import SchedulerStats
+    from tokenyard.engine_outputs import PluginStats, SchedulerStats, ShadowStats
     from tokenyard.server.watched import EndedRequest, WatchedChoice
+
+PluginLabels: TypeAlias = tuple[str, str, str]  # kind, plugin, point
+ShadowLabels: TypeAlias = tuple[str, str]  # point, whether the shadow policy agrees: "true" or "false"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,6 +44,8 @@ class Counters:
     num_preemptions: int = 0
     prefix_cache_queries: int = 0  # tokens
     prefix_cache_hits: int = 0
+    step_seconds: float = 0.0
+    num_over_budget: int = 0  # windows of steps: see PluginStats
 
 
 class Totals:
@@ -54,6 +59,9 @@ class Totals:
         self.generation_tokens = 0
         self.success: dict[str, int] = {}  # choices that have ended, by finish reason
         self.rejections: dict[str, int] = {}  # requests that were refused, by reason
+        self.plugin_seconds: dict[PluginLabels, float] = {}
+        self.plugin_calls: dict[PluginLabels, int] = {}
+        self.shadow_decisions: dict[ShadowLabels, int] = {}
         # Of each choice
         self.generation_tokens_of_choice = Histogram(token_bounds)
         self.inter_token_seconds = Histogram(TOKEN_TIME_BOUNDS)
@@ -98,6 +106,8 @@ class EngineCounters:
         """The next counters are those of another engine, which began at nought."""
         self._last = Counters()
         self._last_rejected: Mapping[str, int] = {}
+        self._last_plugins: PluginStats | None = None
+        self._last_shadow: ShadowStats | None = None
 
     def add(self, stats: SchedulerStats, totals: Totals) -> None:
         """The engine's newest counters."""
@@ -117,6 +127,32 @@ class EngineCounters:
                 if more := count - self._last_rejected.get(reason, 0):
                     totals.reject(reason, more)
             self._last_rejected = stats.num_rejected_by_reason
+        if stats.plugins is not None and stats.plugins != self._last_plugins:
+            self._add_plugins(stats.plugins, totals)
+        if stats.shadow is not None and stats.shadow != self._last_shadow:
+            self._add_shadow(stats.shadow, totals)
+
+    def _add_shadow(self, shadow: ShadowStats, totals: Totals) -> None:
+        last, self._last_shadow = self._last_shadow, shadow
+        before = {one.point: one for one in (last.points if last else ())}
+        for one in shadow.points:
+            past = before.get(one.point)
+            agreed, otherwise = (past.num_agreed, past.num_otherwise) if past else (0, 0)
+            for agrees, more in (("true", one.num_agreed - agreed), ("false", one.num_otherwise - otherwise)):
+                labels = (one.point, agrees)
+                totals.shadow_decisions[labels] = totals.shadow_decisions.get(labels, 0) + more
+
+    def _add_plugins(self, plugins: PluginStats, totals: Totals) -> None:
+        last, self._last_plugins = self._last_plugins, plugins
+        own = totals.engine
+        own.step_seconds += plugins.step_seconds - (last.step_seconds if last else 0.0)
+        own.num_over_budget += plugins.num_over_budget - (last.num_over_budget if last else 0)
+        before = {one[:3]: (one.seconds, one.num_calls) for one in (last.times if last else ())}
+        for one in plugins.times:
+            labels = one[:3]
+            seconds, num_calls = before.get(labels, (0.0, 0))
+            totals.plugin_seconds[labels] = totals.plugin_seconds.get(labels, 0.0) + one.seconds - seconds
+            totals.plugin_calls[labels] = totals.plugin_calls.get(labels, 0) + one.num_calls - num_calls
 
 
 def count_end(totals: Totals, ended: EndedRequest) -> None:
