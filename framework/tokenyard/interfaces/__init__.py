@@ -1,5 +1,6 @@
 """The contracts between the parts of the engine, one abstract class a file. Importing them imports no torch."""
 
+from tokenyard.interfaces.alone import service_alone
 from tokenyard.interfaces.attention import (
     AttentionBackend,
     AttentionBackendContext,
@@ -113,4 +114,5 @@ __all__ = [
     "WorkerReport",
     "keep_turns",
     "possible_output_len",
+    "service_alone",
 ]

@@ -167,7 +167,7 @@ class SchedulerView(Protocol):
         """Blocks that nobody else holds: what preempting `request` would give back (since API 1.6)."""
 
     def num_blocks_needed(self, request: RequestView) -> int:
-        """Blocks that a waiting `request` lacks: for all its known tokens, less those of a prefix hit (since API 1.6)."""
+        """Blocks that a waiting request lacks for its known tokens, those of a prefix hit left out (since API 1.6)."""
 
     def hit_tokens(self, request: RequestView) -> int:
         """Prompt tokens of `request` that the prefix cache would save now; no side effects.

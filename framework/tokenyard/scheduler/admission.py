@@ -70,7 +70,6 @@ class Admission:
         self._time = time
         self._block_size = block_size
         self._fail = fail  # ends a waiting request with an error, which is counted under a reason
-        self.is_paused = False
         self._num_schedules = 0
         self._num_new = 0  # queued since the last schedule
         self._reason: WaitReason | None = None  # of the first request that was not passed over
@@ -98,7 +97,7 @@ class Admission:
         self._num_new = self._num_held = 0
         self._deferred.clear()
         self._reason = blocked
-        if blocked is not None or not self._waiting or (self.is_paused and not self._waiting.num_started):
+        if blocked is not None or not self._waiting or (self._waiting.is_paused and not self._waiting.num_started):
             return []
         admitted: list[Request] = []
         most = self._policy.max_running(self._max_num_seqs)
@@ -131,7 +130,7 @@ class Admission:
         left = len(self._waiting)
         counts: dict[str, int] = {}
         for reason, count in (
-            (WaitReason.PAUSED, left - self._waiting.num_started if self.is_paused else 0),
+            (WaitReason.PAUSED, left - self._waiting.num_started if self._waiting.is_paused else 0),
             (WaitReason.DEFERRED, len(self._deferred)),
             (WaitReason.NEW, left if self._reason is None else self._num_new),
             (self._reason or WaitReason.NEW, left),
@@ -160,7 +159,7 @@ class Admission:
     def _candidates(self) -> Iterator[Request]:
         """Those who may enter, in order; one that waits on is passed over. The line may change between two of them."""
         for request in self._ordered() if self._policy.orders_waiting else self._in_line():
-            if self.is_paused and request.status is RequestStatus.WAITING:
+            if self._waiting.is_paused and request.status is RequestStatus.WAITING:
                 continue
             decision = self._policy.admit(request)
             if decision.kind == "accept":
@@ -241,7 +240,7 @@ class Admission:
 
     def _enter(self, request: Request, hit: Hit, allocation: Allocation) -> None:
         is_resumed = request.status is RequestStatus.PREEMPTED
-        self._counters.admit(request, hit.tokens, is_resumed=is_resumed)
+        self._counters.admit(request, hit.tokens - hit.swapped, is_resumed=is_resumed)
         self._waiting.remove(request.request_id)
         self._events.entered_or_ended(request)
         slot = self._running.enter(request)
@@ -281,7 +280,7 @@ class Admission:
     def _why(self, request: Request, *, is_first: bool) -> tuple[WaitReason, str | None]:
         if request.request_id in self._deferred:
             return WaitReason.DEFERRED, self._deferred[request.request_id]
-        if self.is_paused and request.status is RequestStatus.WAITING:
+        if self._waiting.is_paused and request.status is RequestStatus.WAITING:
             return WaitReason.PAUSED, None
         if request.queued_in == self._num_schedules:
             return WaitReason.NEW, None

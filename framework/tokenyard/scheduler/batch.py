@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,8 +16,15 @@ from tokenyard.engine_outputs import (
     ShadowDecision,
 )
 from tokenyard.errors import ValidationError
-from tokenyard.interfaces.policy import PreemptMode, RequestView
-from tokenyard.interfaces.scheduler import RequestStatus, Scheduler, SchedulerContext, SchedulerSnapshot, WaitReason
+from tokenyard.interfaces.policy import PreemptMode
+from tokenyard.interfaces.scheduler import (
+    RequestSnapshot,
+    RequestStatus,
+    Scheduler,
+    SchedulerContext,
+    SchedulerSnapshot,
+    WaitReason,
+)
 from tokenyard.request import FinishReason
 from tokenyard.scheduler.admission import Admission, newly_admitted
 from tokenyard.scheduler.counters import Counters
@@ -138,7 +145,7 @@ class BatchScheduler(Scheduler):
                 time=self._time,
                 kv_cache_manager=self._kv,
                 waiting=self._waiting,
-                running=cast("dict[str, RequestView]", self._running.requests),
+                running=self._running,
                 counters=self._counters,
                 block_size=self._block_size,
                 seed=context.seed,
@@ -200,7 +207,7 @@ class BatchScheduler(Scheduler):
         return bool(self._requests) or bool(self._ended)
 
     def pause_admission(self, is_paused: bool) -> None:
-        self._admission.is_paused = is_paused
+        self._waiting.is_paused = is_paused
 
     def reset_prefix_cache(self) -> bool:
         return self._kv.reset()
@@ -234,6 +241,9 @@ class BatchScheduler(Scheduler):
             shadow=self._policy.shadow_stats(),
             plugins=None if self._plugin_times is None else self._plugin_times.stats(is_exact=not self._requests),
         )
+
+    def waiting_snapshot(self, limit: int) -> Sequence[RequestSnapshot]:
+        return tuple(self._admission.explain(limit))
 
     def snapshot(self, limit: int | None = None) -> SchedulerSnapshot:
         return SchedulerSnapshot(

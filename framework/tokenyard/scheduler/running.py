@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from tokenyard.interfaces.scheduler import RequestStatus
-from tokenyard.scheduler.slots import STEPS
+from tokenyard.scheduler.slots import STEPS, TOKENS
 from tokenyard.scheduler.step import NO_SLOTS, StepBuilder
 
 if TYPE_CHECKING:
@@ -98,6 +98,13 @@ class RunningBatch:
         """Of those that are paused."""
         slots = (request.slot for request in self.paused.values())
         return tuple(self._table.names[slot] for slot in slots if slot is not None) if self.paused else ()
+
+    def prefills(self) -> list[Request]:
+        """Those that lack the K/V of more than their last token, by what has landed, in admission order."""
+        slots, table = self.slots(), self._table
+        computed = table.num_computed[slots] - table.in_flight[slots, TOKENS]
+        chosen = slots[table.num_tokens[slots] - computed > 1]
+        return [request for slot in chosen.tolist() if (request := table.requests[slot]) is not None]
 
     def enter(self, request: Request) -> Slot:
         """Give a request a slot; it is the last in order."""

@@ -242,7 +242,7 @@ class Shadow:
         self._running = None
         if not self._compares("running_order") or self._view is None or not (running := self._view.running):
             return
-        self._running = self.run(lambda calls: _ids(calls.running_order(cast("Sequence[Request]", running))))
+        self._running = self.run(lambda calls: _ids(calls.running_order(cast("list[Request]", list(running)))))
         if not self._acting_orders:
             self._count_running([request.request_id for request in running])
 

@@ -56,6 +56,10 @@ class ShadowView:
     def running(self) -> Sequence[RequestView]:
         return self._view.running
 
+    @property
+    def prefills(self) -> Sequence[RequestView]:
+        return self._view.prefills
+
     def waiting(self, limit: int) -> Sequence[RequestView]:
         return self._view.waiting(limit)
 
@@ -76,6 +80,9 @@ class ShadowView:
 
     def num_exclusive_blocks(self, request: RequestView) -> int:
         return self._view.num_exclusive_blocks(request)
+
+    def num_blocks_needed(self, request: RequestView) -> int:
+        return self._view.num_blocks_needed(request)
 
     def prefix_hashes(self, request: RequestView) -> Sequence[bytes]:
         return self._view.prefix_hashes(request)

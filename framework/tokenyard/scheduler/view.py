@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tokenyard.interfaces.predictor import OutputLengthPredictor
     from tokenyard.scheduler.counters import Counters
     from tokenyard.scheduler.request_state import Request
+    from tokenyard.scheduler.running import RunningBatch
     from tokenyard.scheduler.step_time import StepTime
     from tokenyard.scheduler.waiting import WaitingQueue
 
@@ -32,7 +33,7 @@ class PolicyView:
         time: StepTime,
         kv_cache_manager: KVCacheManager,
         waiting: WaitingQueue,
-        running: Mapping[str, RequestView],
+        running: RunningBatch,
         counters: Counters,
         block_size: int,
         seed: int,
@@ -81,14 +82,19 @@ class PolicyView:
 
     @property
     def running(self) -> Sequence[RequestView]:
-        return tuple(self._running.values())
+        return tuple(cast("dict[str, RequestView]", self._running.requests).values())
+
+    @property
+    def prefills(self) -> Sequence[RequestView]:
+        return cast("list[RequestView]", self._running.prefills())
 
     @property
     def num_waiting_by_client(self) -> Mapping[str | None, int]:
         return MappingProxyType(self._waiting.num_by_client)
 
     def waiting(self, limit: int) -> Sequence[RequestView]:
-        return cast("list[RequestView]", self._waiting.first(limit))
+        line = self._waiting
+        return cast("list[RequestView]", line.started(limit) if line.is_paused else line.first(limit))
 
     @property
     def token_clock(self) -> int:
@@ -111,6 +117,12 @@ class PolicyView:
 
     def num_exclusive_blocks(self, request: RequestView) -> int:
         return self._kv.num_exclusive_blocks(cast("KVRequest", request))
+
+    def num_blocks_needed(self, request: RequestView) -> int:
+        record = cast("Request", request)
+        hit = self._kv.lookup(record)
+        num_blocks = -(-record.num_tokens // self._block_size) - (hit.tokens - hit.swapped) // self._block_size
+        return num_blocks * len(self._kv.block_ids(record))
 
     def prefix_hashes(self, request: RequestView) -> Sequence[bytes]:
         return self._kv.prefix_hashes(cast("KVRequest", request))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
+from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
 from tokenyard.errors import PluginError
@@ -31,6 +32,7 @@ class WaitingQueue:
         self._head = 0
         self._ranks: dict[str, Rank] = {}  # by request id
         self._started: set[str] = set()  # ids of those that ran before
+        self.is_paused = False  # nobody but those may leave it for the batch
         self.num_by_client: dict[str | None, int] = {}  # of clients that have some; None = those without an id
         self._clients = ClientLines() if by_client else None
 
@@ -63,6 +65,12 @@ class WaitingQueue:
         """Up to `limit` requests from position `start` on."""
         begin = self._head + start
         return [request for _, request in self._line[begin : begin + limit]]
+
+    def started(self, limit: int) -> list[Request]:
+        """The first requests of those that ran before."""
+        if not self._started:
+            return []
+        return list(islice((request for request in self if request.request_id in self._started), limit))
 
     def in_turn(self, limit: int, passed: Container[str]) -> list[Request]:
         """Up to `limit` requests, the first of each client, then the second of each, ...; without those `passed`."""

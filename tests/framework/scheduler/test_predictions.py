@@ -5,13 +5,16 @@ from __future__ import annotations
 import gc
 import types
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import cast
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenyard.config import NoOptions
+from tokenyard import ComponentDescriptor, PolicyDescriptor
+from tokenyard.catalogue import Catalogue
+from tokenyard.config import EngineConfig, NoOptions
 from tokenyard.errors import PluginError
 from tokenyard.interfaces import (
     OutputLengthPredictor,
@@ -21,12 +24,11 @@ from tokenyard.interfaces import (
     SchedulingPolicy,
     StepOutcome,
 )
+from tokenyard.launch.compose import load_engine_config
 from tokenyard.request import EngineCoreRequest
 from tokenyard.sampling_params import SamplingParams
 from tokenyard.scheduler.predictions import TrueLengths
 from tokenyard.testing import EngineHarness, catalogue_with
-
-from tokenyard import ComponentDescriptor, PolicyDescriptor
 
 TRUTH = 987_653  # a number that stands for nothing else
 _NOT_FOLLOWED = (type, types.ModuleType, types.FrameType, types.CodeType, types.BuiltinFunctionType)
@@ -68,7 +70,7 @@ def told(name: str) -> tuple[ComponentDescriptor[NoOptions], list[PredictorConte
 
 
 def reachable(roots: list[object], limit: int = 200_000) -> Iterator[object]:
-    """Everything that an attribute, an item, a closure or a bound method leads to; a function's globals do not count."""
+    """What attributes, items, closures and bound methods lead to; a function's globals do not count."""
     seen: dict[int, object] = {}
     todo = list(roots)
     while todo and len(seen) < limit:
@@ -122,12 +124,20 @@ def test_what_makes_no_predictor_is_refused_by_name() -> None:
         EngineHarness(["scheduler.predictor=broken"], catalogue=catalogue_with(broken))
 
 
-def table_of(harness_overrides: list[str]) -> tuple[EngineHarness, TrueLengths]:
+_ORACLE, _CONTEXTS = told("oracle")
+
+
+@cache  # composing a config takes longer than a run does
+def _with_oracle(*overrides: str) -> tuple[EngineConfig, Catalogue]:
+    return load_engine_config(["scheduler.predictor=oracle", *overrides], catalogue=catalogue_with(_ORACLE))
+
+
+def table_of(*overrides: str) -> tuple[EngineHarness, TrueLengths]:
     """A harness and the table in its scheduler, by way of an oracle."""
-    descriptor, contexts = told("oracle")
-    choices = ["scheduler.predictor=oracle", *harness_overrides]
-    harness = EngineHarness(choices, catalogue=catalogue_with(descriptor))
-    truth = cast("types.MethodType", contexts[0].true_output_tokens)
+    config, catalogue = _with_oracle(*overrides)
+    _CONTEXTS.clear()
+    harness = EngineHarness(config=config, catalogue=catalogue)
+    truth = cast("types.MethodType", _CONTEXTS[0].true_output_tokens)
     assert isinstance(truth.__self__, TrueLengths)
     return harness, truth.__self__
 
@@ -149,7 +159,7 @@ def test_the_truth_is_kept_for_live_requests_and_for_no_other(
     operations: list[tuple[str, int | None, int]], engine: str
 ) -> None:
     sizes = ["scheduler.max_num_seqs=2", "kv_cache.num_blocks=4", "kv_cache.block_size=4", "model.max_model_len=16"]
-    harness, table = table_of([engine, *sizes])
+    harness, table = table_of(engine, *sizes)
     names: list[str] = []
     for kind, number, max_tokens in operations:
         if kind == "step":
@@ -166,10 +176,10 @@ def test_the_truth_is_kept_for_live_requests_and_for_no_other(
 
 
 def test_a_request_that_is_refused_leaves_no_truth_behind() -> None:
-    harness, table = table_of(["model.max_model_len=16"])
+    harness, table = table_of("model.max_model_len=16")
     harness.add([1, 2, 3], "a", max_tokens=4, true_output_tokens=3)
     for request_id, prompt in (("a", [1]), ("b", list(range(40)))):
-        with pytest.raises(ValueError, match="in use|40 tokens"):
+        with pytest.raises(ValueError, match=r"in use|40 tokens"):
             harness.add(prompt, request_id, max_tokens=4, true_output_tokens=2)
     assert len(table) == 1
     harness.run()

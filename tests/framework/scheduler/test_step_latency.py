@@ -76,7 +76,7 @@ def test_a_model_that_says_no_time_is_named(seconds: float) -> None:
             return seconds if seconds is not None else math.nan
 
     with pytest.raises(
-        PluginError, match="latency model Broken returned .* must be a finite number of seconds above 0"
+        PluginError, match=r"latency model Broken returned .* must be a finite number of seconds above 0"
     ):
         latency(Broken()).predict(StepLoad(num_decodes=1))
 
