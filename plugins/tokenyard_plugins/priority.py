@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tokenyard import PolicyDescriptor, hookimpl
-from tokenyard.errors import ConfigError
-from tokenyard.interfaces import SchedulingPolicy
+from tokenyard.interfaces import SchedulingPolicy, keep_turns
 
 if TYPE_CHECKING:
     from tokenyard.interfaces import PolicyContext, RequestView, SchedulerView
@@ -20,42 +19,57 @@ class PriorityOptions:
     """Options of the policy, under `scheduler.policy`."""
 
     ageing_seconds: float | None = None  # waiting this long counts as one level of priority; None = no ageing
+    preempt: bool = False  # whether a more urgent request displaces a less urgent one that runs
+
+    def __post_init__(self) -> None:
+        if self.ageing_seconds is not None and not 0 < self.ageing_seconds < math.inf:
+            raise ValueError(
+                f"ageing_seconds={self.ageing_seconds} is not valid: it must be a number of seconds above 0, or null "
+                "for no ageing"
+            )
 
 
 class PriorityPolicy(SchedulingPolicy):
-    """Lower value = more urgent; ties go by arrival, then id.
+    """Lower value = more urgent; ties go by arrival, then id. The priority is the client's own.
 
     It orders the line and picks whom to preempt when blocks are short: the least urgent request, the latest among
-    equals. A running request is never stopped to make room in a full batch. A preempted request keeps its place in
-    the order. Without ageing, a steady stream of urgent requests starves the others.
+    equals. A running request is stopped to make room in a full batch only by `DisplacingPriorityPolicy`. A preempted
+    request keeps its place in the order. Without ageing, a steady stream of urgent requests starves the others.
     """
 
-    def __init__(self, ageing_seconds: float | None) -> None:
+    def __init__(self, options: PriorityOptions, context: PolicyContext) -> None:
         # The effective priority at time t is priority - (t - arrival) / ageing. Between any two requests t cancels,
-        # so the key never changes and a heap serves.
-        self._ageing_seconds = ageing_seconds
-        self.may_starve = ageing_seconds is None
+        # so the key never changes and a sorted line serves.
+        self._ageing_seconds, self._limits = options.ageing_seconds, context
+        self.may_starve = options.ageing_seconds is None
 
     def waiting_key(self, request: RequestView, view: SchedulerView) -> object:
-        if self._ageing_seconds is None:
-            return request.priority
-        return request.priority + request.arrival_time / self._ageing_seconds
+        return self._key(request)
 
     def requeue_key(self, request: RequestView, view: SchedulerView) -> object:
-        return self.waiting_key(request, view)
+        return self._key(request)
 
     def victim(self, candidates: Sequence[RequestView], num_blocks_needed: int, view: SchedulerView) -> RequestView:
-        return max(candidates, key=lambda one: (self.waiting_key(one, view), one.arrival_time, one.request_id))
+        return max(candidates, key=lambda one: (self._key(one), one.arrival_time, one.request_id))
+
+    def _key(self, request: RequestView) -> tuple[float]:
+        if self._ageing_seconds is None:
+            return (request.priority,)
+        return (request.priority + request.arrival_time / self._ageing_seconds,)
+
+
+class DisplacingPriorityPolicy(PriorityPolicy):
+    """`preempt=true`: who is more urgent displaces the least urgent running request. Equals displace nobody.
+
+    A class of its own, since a policy that asks for the order of what runs is asked in each step.
+    """
+
+    def running_order(self, running: Sequence[RequestView], view: SchedulerView) -> Sequence[RequestView]:
+        return keep_turns(running, view, self._limits, self._key)
 
 
 def _make(options: PriorityOptions, context: PolicyContext) -> SchedulingPolicy:
-    ageing = options.ageing_seconds
-    if ageing is not None and not (0 < ageing < math.inf):
-        raise ConfigError(
-            f"scheduler.policy.ageing_seconds={ageing} is not valid: it must be a number of seconds above 0, or null "
-            "for no ageing"
-        )
-    return PriorityPolicy(ageing)
+    return (DisplacingPriorityPolicy if options.preempt else PriorityPolicy)(options, context)
 
 
 @hookimpl

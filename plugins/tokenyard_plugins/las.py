@@ -1,0 +1,71 @@
+"""`scheduler=las`: the requests that have attained the least service run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tokenyard import PolicyDescriptor, hookimpl
+from tokenyard.interfaces import PreemptMode, SchedulingPolicy, keep_turns
+
+if TYPE_CHECKING:
+    from tokenyard.interfaces import PolicyContext, RequestView, SchedulerView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LASOptions:
+    """Options of the policy, under `scheduler.policy`."""
+
+    quantum: int = 64  # tokens: service is compared in multiples of it, so that equals do not take turns at each step
+
+    def __post_init__(self) -> None:
+        if self.quantum < 1:
+            raise ValueError(f"quantum={self.quantum} is not valid: it must be a number of tokens, at least 1")
+
+
+class LASPolicy(SchedulingPolicy):
+    """Least attained service, also called foreground-background (Kleinrock 1976; for LLMs the base of FastServe).
+
+    Service = tokens of prompt and output that the request has got; those computed again count once. It knows no
+    lengths: what has run for long is likely to run for longer where lengths have a heavy tail. A request that comes
+    displaces the one served most; each then has its turn until it is a `quantum` ahead. Where that loses K/V, nobody is
+    displaced in the middle of a prefill: each turn gets a request further. Long ones starve under a steady load.
+    """
+
+    may_starve = True
+
+    def __init__(self, options: LASOptions, context: PolicyContext) -> None:
+        self._quantum, self._limits = options.quantum, context
+        self._is_free = context.preempt_mode is PreemptMode.PAUSE  # to displace
+
+    def waiting_key(self, request: RequestView, view: SchedulerView) -> int:
+        return self._key(request)[0]
+
+    def requeue_key(self, request: RequestView, view: SchedulerView) -> int:
+        return self._key(request)[0]
+
+    def running_order(self, running: Sequence[RequestView], view: SchedulerView) -> Sequence[RequestView]:
+        return keep_turns(running, view, self._limits, self._key, may_lose=self._may_lose)
+
+    def victim(self, candidates: Sequence[RequestView], num_blocks_needed: int, view: SchedulerView) -> RequestView:
+        return max(candidates, key=lambda one: (self._key(one), one.arrival_time, one.request_id))
+
+    def _key(self, request: RequestView) -> tuple[int]:
+        known = request.num_prompt_tokens + request.num_output_tokens
+        return ((known if request.num_output_tokens else request.num_computed_tokens) // self._quantum,)
+
+    def _may_lose(self, request: RequestView) -> bool:
+        known = request.num_prompt_tokens + request.num_output_tokens
+        return self._is_free or known - request.num_computed_tokens - request.num_in_flight_tokens <= 1
+
+
+@hookimpl
+def tokenyard_policies() -> Iterator[PolicyDescriptor[LASOptions]]:
+    yield PolicyDescriptor(
+        name="las",
+        api_version=(1, 6),
+        summary="least attained service first, displacing what has had more",
+        options_type=LASOptions,
+        factory=LASPolicy,
+    )

@@ -1,0 +1,90 @@
+"""`scheduler=vtc` and `scheduler=weighted-vtc`: the client that was served least is next."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tokenyard import PolicyDescriptor, hookimpl
+from tokenyard.interfaces import SchedulingPolicy
+
+if TYPE_CHECKING:
+    from tokenyard.interfaces import PolicyContext, RequestView, SchedulerView, StepOutcome
+
+_MOST_CLIENTS = 10_000  # beyond, counters are forgotten that would be lifted anyway
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VTCOptions:
+    """Options of both names, under `scheduler.policy`. Without `weights` all clients have equal shares."""
+
+    input_weight: float = 1.0  # service that a prompt token counts as
+    output_weight: float = 2.0  # service that an output token counts as
+    weights: Mapping[str, float] = field(default_factory=dict)  # client -> its share, relative to the others'
+    default_weight: float = 1.0  # of clients that are not named
+
+    def __post_init__(self) -> None:
+        own = {"input_weight": self.input_weight, "output_weight": self.output_weight}
+        weights = {f"weights.{client}": weight for client, weight in self.weights.items()}
+        for name, value in (own | weights | {"default_weight": self.default_weight}).items():
+            if not 0 < value < float("inf"):
+                raise ValueError(f"{name}={value} is not valid: it must be a number above 0")
+
+
+class VTCPolicy(SchedulingPolicy):
+    """Virtual token counter (Sheng et al., Fairness in Serving Large Language Models, OSDI 2024).
+
+    A client's counter grows by `input_weight` a prompt token when a request of its is admitted for the first time, and
+    by `output_weight` an output token, divided by the client's weight. The client with the smallest counter is next; of
+    its requests the first that came. A client that has nothing in line gathers no credit: when it comes back, its
+    counter is lifted to the smallest in line, or while nobody waits to that of the client who was admitted last.
+    Requests without a client id are one client together.
+    """
+
+    window_by_client = True
+
+    def __init__(self, options: VTCOptions, context: PolicyContext) -> None:
+        self._options = options
+        self._floor = 0.0  # the smallest counter in line when a client joined it last
+        self._counters: defaultdict[str | None, float] = defaultdict(lambda: self._floor)
+        self._last: str | None = None  # the client who was admitted last
+
+    def waiting_order(self, window: Sequence[RequestView], view: SchedulerView) -> Sequence[RequestView]:
+        counters: dict[str | None, float] = {}  # as they will be when those before are in
+        turns: dict[str, float] = {}
+        for one in window:
+            turns[one.request_id] = counters.setdefault(one.client_id, self._counters[one.client_id])
+            counters[one.client_id] += self._prompt_cost(one)
+        return sorted(window, key=lambda one: (turns[one.request_id], one.arrival_time, one.request_id))
+
+    def on_arrival(self, requests: Sequence[RequestView], view: SchedulerView) -> None:
+        waiting = view.num_waiting_by_client
+        for client in {one.client_id for one in requests} - waiting.keys():
+            self._floor = min(self._counters[one] for one in waiting or (self._last,))
+            self._counters[client] = max(self._counters[client], self._floor)
+        if len(self._counters) > _MOST_CLIENTS:
+            for client in [one for one, n in self._counters.items() if n <= self._floor and one not in waiting]:
+                del self._counters[client]
+
+    def on_admit(self, requests: Sequence[RequestView], view: SchedulerView) -> None:
+        for one in requests:
+            self._last = one.client_id
+            self._counters[one.client_id] += self._prompt_cost(one)
+
+    def on_step(self, outcomes: Sequence[StepOutcome], view: SchedulerView) -> None:
+        for one, _, num_tokens, _, _ in outcomes:
+            self._counters[one.client_id] += self._cost(one, self._options.output_weight * num_tokens)
+
+    def _prompt_cost(self, one: RequestView) -> float:
+        return self._cost(one, 0 if one.attained_service else self._options.input_weight * one.num_prompt_tokens)
+
+    def _cost(self, request: RequestView, service: float) -> float:
+        return service / self._options.weights.get(request.client_id or "", self._options.default_weight)
+
+
+@hookimpl
+def tokenyard_policies() -> Iterator[PolicyDescriptor[VTCOptions]]:
+    for name, what in (("vtc", "the client served least is next"), ("weighted-vtc", "vtc with weights of clients")):
+        yield PolicyDescriptor(name=name, api_version=(1, 6), summary=what, options_type=VTCOptions, factory=VTCPolicy)
