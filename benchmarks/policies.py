@@ -47,7 +47,9 @@ PROMPT_LEN = 512
 TURN = 16  # steps
 MOST_ADDED_US, MOST_ADDED_SHARE = 20.0, 0.2
 FLAT_SIZE, MOST_FLAT = 256, 1.25
-DYNAMIC = frozenset({"waiting_order", "running_order"})  # asked step after step
+DYNAMIC = frozenset(  # asked, or told, step after step
+    {"waiting_order", "running_order", "token_budget", "prefill_budget", "chunk_size", "max_running", "on_step"}
+)
 ROOM = ("kv_cache.num_blocks=120000", "model.max_model_len=8192")
 LATENCY = (  # for policies that ask how long a step takes
     "latency=linear",

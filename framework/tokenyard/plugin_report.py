@@ -24,7 +24,17 @@ _SELECTED_BY: Mapping[str, str] = {
     "executor": "executor={name}",
     "observer": "observers=[{name}]",
     "logits_processor": "logits_processors=[{name}]",
+    "latency": "latency={name}",
+    "predictor": "scheduler.predictor={name}",
+    "eviction": "kv_cache.eviction={name}",
 }
+
+
+_OPTION_PREFIX: Mapping[str, str] = {
+    "policy": "scheduler.policy.",
+    **dict.fromkeys(("predictor", "eviction", "observer", "logits_processor"), ""),
+}
+"""Before the names of a kind's options; nothing where they stand beside the component's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,8 +204,8 @@ def _entry_notes(entry: Entry, platform: Platform) -> Iterator[str]:
     if descriptor.summary:
         yield descriptor.summary
     if options := fields(descriptor.options_type):  # type: ignore[arg-type]
-        prefix = "scheduler.policy" if entry.kind == "policy" else entry.kind
-        yield "options: " + ", ".join(f"{prefix}.{option.name}{_default(option)}" for option in options)
+        prefix = _OPTION_PREFIX.get(entry.kind, f"{entry.kind}.")
+        yield "options: " + ", ".join(f"{prefix}{option.name}{_default(option)}" for option in options)
     if isinstance(descriptor, AttentionBackendDescriptor):
         rank = descriptor.auto_rank
         yield "never taken by `attention=auto`" if rank is None else f"`attention=auto` tries it at rank {rank}"

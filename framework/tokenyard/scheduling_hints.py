@@ -9,7 +9,7 @@ from tokenyard.config import NO_OPTIONS, NoOptions
 from tokenyard.errors import ConfigError, ValidationError, did_you_mean
 from tokenyard.launch.convert import to_dataclass
 from tokenyard.launch.schema import field_names
-from tokenyard.request import HINT_KEYS, SchedulingHints, ServiceLevel
+from tokenyard.request import HINT_KEYS, RETENTION_LEVELS, SchedulingHints, ServiceLevel
 from tokenyard.sampling_checks import is_number, short
 
 __all__ = ["SchedulingHints", "read_hints"]
@@ -25,8 +25,9 @@ def read_hints(value: Mapping[str, object] | SchedulingHints | None, metadata_ty
     """Hints in their checked form.
 
     A mapping has the keys `deadline` (seconds after arrival), `client`, `session`, `slo` (a mapping with `ttft`, `tpot`
-    and `e2e`, in seconds), and those of the active policy, which are the fields of its `metadata_type`. None is an
-    empty mapping; the result is None where that says nothing. Raises ValidationError, naming the key.
+    and `e2e`, in seconds), `retention` (`low`, `normal` or `high`: how long its content is worth keeping in the prefix
+    cache), and those of the active policy, which are the fields of its `metadata_type`. None is an empty mapping; the
+    result is None where that says nothing. Raises ValidationError, naming the key.
     """
     if isinstance(value, SchedulingHints):
         return _checked(value, metadata_type)
@@ -44,6 +45,7 @@ def read_hints(value: Mapping[str, object] | SchedulingHints | None, metadata_ty
             client_id=given.get("client"),  # type: ignore[arg-type]
             session_id=given.get("session"),  # type: ignore[arg-type]
             service_level=_service_level(given.get("slo")),
+            retention="normal" if given.get("retention") is None else given["retention"],  # type: ignore[arg-type]
             metadata=metadata,
         ),
         metadata_type,
@@ -86,6 +88,8 @@ def _checked(hints: SchedulingHints, metadata_type: type) -> SchedulingHints:
     for name, text in (("client", hints.client_id), ("session", hints.session_id)):
         if text is not None and not (isinstance(text, str) and 0 < len(text) <= _MAX_TEXT):
             raise _invalid(f"{_PARAMETER}.{name}", text, f"text of 1 to {_MAX_TEXT} characters")
+    if hints.retention not in RETENTION_LEVELS:
+        raise _invalid(f"{_PARAMETER}.retention", hints.retention, f"one of {', '.join(RETENTION_LEVELS)}")
     level = hints.service_level
     if level is not None:
         if not isinstance(level, ServiceLevel):

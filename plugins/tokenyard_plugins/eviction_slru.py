@@ -49,7 +49,6 @@ class SLRUEviction(EmptyFirst):
             segment[block_id] = None
         while len(self._protected) > self._most_protected:
             block_id, _ = self._protected.popitem(last=False)
-            self._was_hit[block_id] = False
             self._probation[block_id] = None
 
     def take(self, block_id: int) -> None:

@@ -11,6 +11,7 @@ from tokenyard.interfaces import PreemptMode, SchedulingPolicy, keep_turns
 
 if TYPE_CHECKING:
     from tokenyard.interfaces import PolicyContext, RequestView, SchedulerView
+    from tokenyard.request import FinishReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +30,8 @@ class LASPolicy(SchedulingPolicy):
 
     Service = tokens of prompt and output that the request has got; those computed again count once. It knows no
     lengths: what has run for long is likely to run for longer where lengths have a heavy tail. A request that comes
-    displaces the one served most; each then has its turn until it is a `quantum` ahead. Where that loses K/V, nobody is
-    displaced in the middle of a prefill: each turn gets a request further. Long ones starve under a steady load.
+    displaces the one served most; each then has its turn until it is a `quantum` ahead. Where to displace loses K/V, it
+    waits for a token of each turn, so that every one gets a request further. Long ones starve under a steady load.
     """
 
     may_starve = True
@@ -38,6 +39,7 @@ class LASPolicy(SchedulingPolicy):
     def __init__(self, options: LASOptions, context: PolicyContext) -> None:
         self._quantum, self._limits = options.quantum, context
         self._is_free = context.preempt_mode is PreemptMode.PAUSE  # to displace
+        self._outputs: dict[str, int] = {}  # of live requests, when they last entered the batch
 
     def waiting_key(self, request: RequestView, view: SchedulerView) -> int:
         return self._key(request)[0]
@@ -51,13 +53,20 @@ class LASPolicy(SchedulingPolicy):
     def victim(self, candidates: Sequence[RequestView], num_blocks_needed: int, view: SchedulerView) -> RequestView:
         return max(candidates, key=lambda one: (self._key(one), one.arrival_time, one.request_id))
 
+    def on_admit(self, requests: Sequence[RequestView], view: SchedulerView) -> None:
+        for request in requests:
+            self._outputs[request.request_id] = request.num_output_tokens
+
+    def on_finish(self, requests: Sequence[RequestView], reasons: Sequence[FinishReason], view: SchedulerView) -> None:
+        for request in requests:
+            self._outputs.pop(request.request_id, None)
+
     def _key(self, request: RequestView) -> tuple[int]:
         known = request.num_prompt_tokens + request.num_output_tokens
         return ((known if request.num_output_tokens else request.num_computed_tokens) // self._quantum,)
 
     def _may_lose(self, request: RequestView) -> bool:
-        known = request.num_prompt_tokens + request.num_output_tokens
-        return self._is_free or known - request.num_computed_tokens - request.num_in_flight_tokens <= 1
+        return self._is_free or request.num_output_tokens > self._outputs[request.request_id]
 
 
 @hookimpl

@@ -35,46 +35,47 @@ class ScorpioPolicy(SchedulingPolicy):
 
     def __init__(self, options: ScorpioOptions, context: PolicyContext) -> None:
         if not context.has_latency:
-            need = "latency=linear or latency=constant with its times"
-            raise ConfigError(f"scheduler=scorpio has to know how long a step takes: set {need}")
-        self._rejects, self._context = options.reject, context
-        self._load, self._tightest = StepLoad(1), math.inf  # of all that run, and of one more, if each decodes
+            raise ConfigError("scheduler=scorpio needs the times of steps: set latency=linear or latency=constant")
+        self._rejects, self._context, self._tightest = options.reject, context, math.inf
+        self._num_known: int | None = None  # tokens of those that run, in this step, once somebody asks
 
     def waiting_key(self, request: RequestView, view: SchedulerView) -> float:
-        return request.arrival_time + _seconds(request)[0]
+        return request.arrival_time + _seconds(request.service_level)[0]
 
     requeue_key = waiting_key
 
     def token_budget(self, view: SchedulerView) -> int | None:
-        self._tightest = min((_seconds(one)[1] for one in view.running), default=math.inf)
-        num_known = sum(one.num_prompt_tokens + one.num_output_tokens for one in view.running)
-        self._load = StepLoad(view.num_running + 1, num_known)
+        levels = {None, *(one.service_level for one in view.running)}
+        self._tightest, self._num_known = min(_seconds(level)[1] for level in levels), None
         return None if self._tightest == math.inf else view.latency.budget_for(self._tightest)
 
     def max_running(self, view: SchedulerView) -> int | None:
-        return None if self._is_kept(self._tightest, self._load, view) else view.num_running
+        return None if self._is_kept(self._tightest, 0, view) else view.num_running
 
     def admit(self, request: RequestView, view: SchedulerView) -> AdmitDecision:
-        ttft, tpot = _seconds(request)
+        ttft, tpot = _seconds(request.service_level)
         if self._rejects and not request.attained_service and min(ttft, tpot) < math.inf:
             alone, left = service_alone(request, view, self._context), request.arrival_time + ttft - view.now
             for what, takes, has in (("first token", alone.ttft, left), ("each token after it", alone.tpot, tpot)):
                 if takes > has:
                     return AdmitDecision.reject(f"{what} takes {takes:.3g} s alone, and is due in {has:.3g} s")
-        num_known = self._load.num_decode_context_tokens + request.num_prompt_tokens + request.num_output_tokens
-        load, tightest = self._load._replace(num_decode_context_tokens=num_known), min(tpot, self._tightest)
-        if view.num_running and not self._is_kept(tightest, load, view):
+        own, tightest = request.num_prompt_tokens + request.num_output_tokens, min(tpot, self._tightest)
+        if view.num_running and not self._is_kept(tightest, own, view):
             return AdmitDecision.defer("with it a step would take longer than the tightest slo.tpot")
-        self._load, self._tightest = load._replace(num_decodes=load.num_decodes + 1), tightest
+        self._tightest, self._num_known = tightest, None
         return AdmitDecision.accept()
 
-    def _is_kept(self, tpot: float, load: StepLoad, view: SchedulerView) -> bool:
+    def _is_kept(self, tpot: float, num_more: int, view: SchedulerView) -> bool:
+        """Whether a step takes at most `tpot` if all that run decode, and one more with so many tokens."""
+        if self._num_known is None and tpot < math.inf:
+            self._num_known = sum(one.num_prompt_tokens + one.num_output_tokens for one in view.running)
+        load = StepLoad(view.num_running + 1, (self._num_known or 0) + num_more)
         return tpot == math.inf or view.latency.predict(load) <= tpot
 
 
-def _seconds(request: RequestView) -> tuple[float, float]:
+def _seconds(level: ServiceLevel | None) -> tuple[float, float]:
     """`slo.ttft` and `slo.tpot`; inf = whenever."""
-    ttft, tpot, _ = request.service_level or ServiceLevel()
+    ttft, tpot, _ = level or ServiceLevel()
     return math.inf if ttft is None else ttft, math.inf if tpot is None else tpot
 
 

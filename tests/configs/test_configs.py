@@ -16,6 +16,10 @@ from tokenyard.launch.schema import COMPONENT_GROUPS, core_fields
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"
+REQUIRED = {
+    "latency/constant.yaml": ["latency.per_step=0.01"],
+    "latency/linear.yaml": ["latency.per_step=0.01", "latency.per_token=0.0001"],
+}
 FILES = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*.yaml"))
 
 
@@ -30,7 +34,7 @@ def test_a_file_names_components_and_holds_no_default(file: str) -> None:
 @pytest.mark.parametrize("file", [file for file in FILES if file.partition("/")[0] in COMPONENT_GROUPS])
 def test_every_option_of_a_group_composes(file: str) -> None:
     group, _, name = file.removesuffix(".yaml").partition("/")
-    node = compose_config([f"{group}={name}"]).values[group]
+    node = compose_config([f"{group}={name}", *REQUIRED.get(file, [])]).values[group]
     assert isinstance(node, dict)
     assert set(core_fields(COMPONENT_GROUPS[group])) <= set(node)
 

@@ -15,7 +15,7 @@ from tokenyard.plugins import forget_plugins
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 REFERENCE = ROOT / "docs" / "reference"
-EXAMPLE = ROOT / "docs" / "examples" / "tokenyard-sjf"
+EXAMPLE = ROOT / "docs" / "examples" / "tokenyard-wspt"
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +37,7 @@ def example_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     """The example package looks installed: its sources and its metadata are on sys.path."""
     monkeypatch.delenv(DISABLED_VARIABLE, raising=False)
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    info = tmp_path / f"tokenyard_sjf-{project['version']}.dist-info"
+    info = tmp_path / f"tokenyard_wspt-{project['version']}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n", encoding="utf-8"
@@ -49,4 +49,5 @@ def example_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     forget_plugins()
     yield
     forget_plugins()
-    sys.modules.pop("tokenyard_sjf", None)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tokenyard_wspt"]:
+        del sys.modules[name]

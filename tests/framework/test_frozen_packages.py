@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from tokenyard import LLM, SamplingParams
-from tokenyard.errors import PluginError, UnsupportedError
+from tokenyard.errors import ConfigError, PluginError, UnsupportedError
 from tokenyard.interfaces import PauseMode
 from tokenyard.plugins import load_catalogue
-from tokenyard.testing import AttentionBackendContract, EngineHarness
+from tokenyard.testing import AttentionBackendContract, EngineHarness, KVCacheManagerContract
 
 Install = Callable[..., None]
 
@@ -24,7 +24,7 @@ LOOPS = pytest.mark.parametrize("loop", ["sync", "overlap"])
 
 @pytest.fixture(autouse=True)
 def frozen(install: Install) -> None:
-    install("frozen_v1_0", "frozen_v1_1", "frozen_v1_2", "frozen_v1_3", "frozen_v1_4")
+    install("frozen_v1_0", "frozen_v1_1", "frozen_v1_2", "frozen_v1_3", "frozen_v1_4", "frozen_v1_5")
 
 
 def test_they_say_what_they_were_written_for() -> None:
@@ -43,6 +43,11 @@ def test_they_say_what_they_were_written_for() -> None:
         "frozen_turnstile": (1, 4),
         "frozen_rows": (1, 4),
         "frozen_tally": (1, 4),
+        "frozen_ledger": (1, 5),
+        "frozen_chronicle": (1, 5),
+        "frozen_shelves": (1, 5),
+        "frozen_diary": (1, 5),
+        "frozen_parity": (1, 5),
     }
 
 
@@ -276,3 +281,106 @@ def test_deadlines_pauses_and_snapshots_of_a_scheduler_of_1_4_work_as_they_did()
     engine.run()
     assert [str(engine.request(name).finish_reason) for name in (late, first)] == ["abort", "length"]
     engine.close()
+
+
+@LOOPS
+def test_a_policy_of_1_5_decides_and_is_told_as_ever(loop: str) -> None:
+    engine = EngineHarness(
+        [
+            "scheduler=frozen_ledger",
+            "scheduler.policy.longest=12",
+            "scheduler.policy.most=1",
+            f"engine={loop}",
+            "kv_cache=frozen_shelves",
+            "kv_cache.num_blocks=6",
+            "kv_cache.block_size=4",
+            "model.max_model_len=24",
+        ]
+    )
+    refused = engine.add(range(13), client="a")
+    first = engine.add(range(6), client="a", max_tokens=9)
+    engine.step()
+    second = engine.add(range(6), client="a", max_tokens=9)
+    other = engine.add(range(50, 56), client="b", max_tokens=9)
+    engine.step()
+    assert engine.running == [first, other]
+    assert engine.waiting == [second]
+    assert engine.request(second).wait_reason == "deferred"
+    engine.run()
+    assert "more than 12 tokens" in (engine.request(refused).error or "")
+    assert [len(engine.request(name).output_token_ids) for name in (first, second, other)] == [9, 9, 9]
+    told = engine.policy.told  # type: ignore[union-attr]  # the package's own
+    assert (told["arrival"], told["finish"]) == (4, 4)
+    assert told["admit"] == 3 + told["preempt"]
+    engine.check_idle()
+    engine.close()
+
+
+def test_who_loses_its_turn_under_a_manager_of_1_5_computes_again() -> None:
+    """It keeps nothing in host memory, and counts as a request's own whatever is in its tables."""
+    given = ["scheduler=fcfs", "scheduler.preempt_mode=swap", "kv_cache=frozen_shelves", "kv_cache.num_blocks=5"]
+    engine = EngineHarness([*given, "kv_cache.block_size=4", "model.max_model_len=20"])
+    names = [engine.add(range(100 * number, 100 * number + 6), max_tokens=12) for number in range(3)]
+    engine.run()
+    assert engine.stats.num_preemptions
+    assert [len(engine.request(name).output_token_ids) for name in names] == [12, 12, 12]
+    engine.close()
+
+
+def test_host_memory_is_refused_where_a_part_of_1_5_would_not_use_it(tiny_llama_dir: Path) -> None:
+    given = [f"model.name={tiny_llama_dir}", "kv_cache=frozen_shelves", "kv_cache.host_memory=1MiB"]
+    with pytest.raises(ConfigError, match=r"kv_cache 'frozen_shelves' was written for 1\.5"):
+        LLM.from_config(given)
+
+
+class TestShelvesOf15(KVCacheManagerContract):
+    """A manager of 1.5, which shares beginnings while somebody holds them, keeps the contract of this version."""
+
+    overrides = ("kv_cache=frozen_shelves",)
+    shares_prefixes = False  # once nobody holds them
+    max_examples = 8
+
+
+def test_a_scheduler_of_1_5_is_steered_and_tells_events_between_steps() -> None:
+    engine = EngineHarness(["scheduler=frozen_chronicle", "kv_cache.block_size=4"], checks=False)
+    first, second = engine.add([1, 2, 3], max_tokens=3), engine.add([4, 5], max_tokens=3)
+    outputs = engine.step()
+    assert [(event.request_id, event.kind.value, event.num_tokens) for event in outputs.events] == [(first, "chunk", 3)]
+    assert outputs.num_scheduled_tokens == 3
+    assert outputs.stats is not None
+    assert outputs.stats.num_waiting_by_reason == {"max_num_seqs": 1}
+    assert (outputs.stats.num_paused, engine.waiting) == (0, [second])
+    engine.run()
+    engine.check_idle()
+    engine.close()
+
+
+@LOOPS
+def test_a_scheduler_and_a_manager_of_1_5_give_the_tokens_of_the_built_in_ones_and_an_observer_sees_the_events(
+    tiny_llama_dir: Path, loop: str, tmp_path: Path
+) -> None:
+    told = tmp_path / "diary.json"
+
+    def tokens(*overrides: str) -> list[list[int]]:
+        given = [f"model.name={tiny_llama_dir}", "kv_cache.num_blocks=64", "kv_cache.block_size=4", f"engine={loop}"]
+        with LLM.from_config([*given, "model.dtype=float32", "executor.device=cpu", *overrides]) as llm:
+            return [row.outputs[0].token_ids for row in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
+
+    observer = f"observers=[{{name: frozen_diary, path: {told}}}]"
+    assert tokens("scheduler=frozen_chronicle", "kv_cache=frozen_shelves", observer) == tokens()
+    found = json.loads(told.read_text())
+    assert found["events"] == {"chunk": 3}
+    assert found["chunk_tokens"] < found["scheduled_tokens"]
+    assert found["waited"] == ["max_num_seqs"]
+
+
+@LOOPS
+def test_a_logits_processor_of_1_5_changes_the_requests_that_ask_for_it(tiny_llama_dir: Path, loop: str) -> None:
+    given = [f"model.name={tiny_llama_dir}", "kv_cache.num_blocks=64", "kv_cache.block_size=4", f"engine={loop}"]
+    asking = [
+        SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, extra_args={"parity": parity}) for parity in (0, 1)
+    ]
+    with LLM.from_config([*given, "logits_processors=[frozen_parity]"]) as llm:
+        even, odd = llm.generate([PROMPTS[0], PROMPTS[0]], asking, use_tqdm=False)
+    assert {token % 2 for token in even.outputs[0].token_ids} == {0}
+    assert {token % 2 for token in odd.outputs[0].token_ids} == {1}

@@ -165,10 +165,11 @@ def test_whatever_bears_a_name_is_explained(name: str, parts: tuple[str, ...]) -
 
 
 def test_all_kinds_that_bear_a_name_are_explained() -> None:
-    catalogue = Catalogue([entry(policy("x")), entry(attention("x")), entry(component("eviction", "x"))])
+    parts = [policy("x"), attention("x"), component("eviction", "x"), component("workload", "x")]
+    catalogue = Catalogue([entry(part) for part in parts])
     verdicts = explain(catalogue, "x", CPUOnly()).verdicts
-    assert [verdict.row.kind for verdict in verdicts] == ["attention", "eviction", "policy"]
-    assert [verdict.selected_by for verdict in verdicts] == ["attention=x", None, "scheduler=x"]
+    assert [verdict.row.kind for verdict in verdicts] == ["attention", "eviction", "policy", "workload"]
+    assert [verdict.selected_by for verdict in verdicts] == ["attention=x", "kv_cache.eviction=x", "scheduler=x", None]
 
 
 def test_a_name_that_nothing_bears_is_refused_with_the_nearest() -> None:

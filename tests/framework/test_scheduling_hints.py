@@ -43,12 +43,22 @@ def read(**values: object) -> SchedulingHints:
 
 
 def test_a_mapping_becomes_typed_hints() -> None:
-    hints = read(deadline=3, client="me", session="s1", slo={"ttft": 0.5, "e2e": 9}, weight=2, tier="gold", tags=["a"])
+    hints = read(
+        deadline=3,
+        client="me",
+        session="s1",
+        slo={"ttft": 0.5, "e2e": 9},
+        retention="high",
+        weight=2,
+        tier="gold",
+        tags=["a"],
+    )
     assert hints == SchedulingHints(
         deadline=3,
         client_id="me",
         session_id="s1",
         service_level=ServiceLevel(ttft=0.5, e2e=9),
+        retention="high",
         metadata=Metadata(weight=2.0, tier="gold", tags=("a",)),
     )
     assert hints.metadata_values() == {"weight": 2.0, "tier": "gold", "tags": ("a",), "limits": {}}
@@ -60,6 +70,7 @@ def test_who_says_nothing_gets_the_policys_defaults_or_none_at_all() -> None:
     assert read_hints({}, NoOptions) is None
     assert read_hints(None, Metadata) == SchedulingHints(metadata=Metadata())
     assert read_hints({"client": "me"}, NoOptions) == SchedulingHints(client_id="me")
+    assert read_hints({"retention": None}, NoOptions) == SchedulingHints(retention="normal")
     with pytest.raises(ValidationError, match=r"scheduling\.length has no value; give it a whole number"):
         read_hints(None, Needed)
 
@@ -92,6 +103,12 @@ def test_who_says_nothing_gets_the_policys_defaults_or_none_at_all() -> None:
         ({"client": ""}, r"scheduling\.client='' is not valid: it must be text of 1 to 256 characters"),
         ({"client": 5}, r"scheduling\.client=5"),
         ({"session": "x" * 257}, r"scheduling\.session='x"),
+        (
+            {"retention": "forever"},
+            r"scheduling\.retention='forever' is not valid: it must be one of low, normal, high",
+        ),
+        ({"retention": False}, r"scheduling\.retention=False"),
+        ({"retention": ["high"]}, r"scheduling\.retention=\['high'\]"),
         ({"slo": 5}, r"scheduling\.slo=5 is not valid: it must be a mapping with the keys ttft, tpot, e2e"),
         ({"slo": {"tft": 5}}, r"scheduling\.slo=.*the keys ttft, tpot, e2e"),
         ({"slo": {"ttft": -1}}, r"scheduling\.slo\.ttft=-1"),
@@ -110,6 +127,7 @@ def test_d22_what_is_wrong_is_told_in_one_line_with_its_key(values: dict[str, ob
     [
         SchedulingHints(deadline=-1),
         SchedulingHints(client_id="x" * 257),
+        SchedulingHints(retention="most"),  # type: ignore[arg-type]
         SchedulingHints(service_level=(1, 2, 3)),  # type: ignore[arg-type]
         SchedulingHints(service_level=ServiceLevel(ttft=math.nan)),
         SchedulingHints(metadata=Needed(length=3)),

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tokenyard.config import EngineConfig
 from tokenyard.interfaces import ExtraKey, PauseMode
 from tokenyard.launch.compose import load_engine_config
+from tokenyard.request import Retention
 from tokenyard.testing import EngineHarness
 from tokenyard.testing.parts import catalogue_with
 
@@ -57,8 +58,15 @@ class EngineMachine(RuleBasedStateMachine):
 
     seen: ClassVar[Counter[str]] = Counter()  # over all examples: how much happened
 
-    @initialize(config=configs(), windows=st.sampled_from([(None,), (None,), (None,), (5,), (None, 3), (2, None, 6)]))
-    def start(self, config: EngineConfig, windows: tuple[int | None, ...]) -> None:
+    @initialize(
+        config=configs(),
+        windows=st.sampled_from([(None,), (None,), (None,), (5,), (None, 3), (2, None, 6)]),
+        has_tree=st.booleans(),
+    )
+    def start(self, config: EngineConfig, windows: tuple[int | None, ...], has_tree: bool) -> None:
+        if has_tree and windows == (None,):
+            kv_cache = dataclasses.replace(config.kv_cache, name="radix", eviction="lru")
+            config = dataclasses.replace(config, kv_cache=kv_cache)
         self.engine = EngineHarness(
             config=config, catalogue=catalogue_with(), group_windows=windows, vocab_size=64, eos_token_id=EOS
         )
@@ -74,6 +82,7 @@ class EngineMachine(RuleBasedStateMachine):
         image=st.sampled_from([None, None, None, "a", "b"]),
         deadline=st.sampled_from([None, None, None, None, None, 1, 3, 20]),
         skips_cache=st.sampled_from([False, False, False, True]),
+        retention=st.sampled_from(["low", "normal", "normal", "high"]),
         logprobs=st.sampled_from([None, None, 0, 2]),
         prompt_logprobs=st.sampled_from([None, None, None, 0, 1]),
         uses_an_old_id=st.sampled_from([False, False, True]),
@@ -89,6 +98,7 @@ class EngineMachine(RuleBasedStateMachine):
         image: str | None,
         deadline: int | None,
         skips_cache: bool,
+        retention: Retention,
         logprobs: int | None,
         prompt_logprobs: int | None,
         uses_an_old_id: bool,
@@ -108,6 +118,7 @@ class EngineMachine(RuleBasedStateMachine):
             extra_keys=[ExtraKey(image, 0, len(prompt) // 2)] if image and len(prompt) > 1 else (),
             deadline=None if deadline is None else self.engine.clock.now() + deadline,
             skip_prefix_cache=skips_cache,
+            retention=retention,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
         )

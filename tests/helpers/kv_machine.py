@@ -1,4 +1,4 @@
-"""A state machine over PagedKVCacheManager, against a model in plain Python.
+"""A state machine over a K/V cache manager, against a model in plain Python.
 
 `run_state_machine_as_test(ManagerMachine, settings=...)` runs one for longer than the tests do.
 """
@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, TypeAlias
 
 import pytest
+from eviction_models import RULES
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from kv_requests import FakeRequest
+from kv_requests import FakeRequest, Manager
 from tokenyard.interfaces.kv_cache import Allocation, ExtraKey, Hit, KVCacheInspection, KVCacheUsage
-from tokenyard.kv_cache import PagedKVCacheManager
+from tokenyard.kv_cache import PagedKVCacheManager, RadixKVCacheManager
 from tokenyard.kv_events import BlockRemoved, BlockStored, CacheCleared
+from tokenyard.request import Retention
 
 Name: TypeAlias = tuple[object, ...]  # what a block or a slot holds: KV group, root, tokens so far, extra keys
 
@@ -65,24 +67,39 @@ class ManagerMachine(RuleBasedStateMachine):
 
     seen: ClassVar[Counter[str]] = Counter()  # over all examples: how much happened
 
+    manager: Manager
+
     @initialize(
         capacity=st.sampled_from([12, 24, 36]),
         block_size=st.integers(1, 4),
         windows=st.lists(st.none() | st.integers(1, 7), min_size=1, max_size=3),
-        eviction=st.sampled_from(["lru", "fifo"]),
+        eviction=st.sampled_from(sorted(RULES)),
+        share=st.sampled_from([0, 0.3, 1]),
         caching=st.sampled_from([True] * 5 + [False]),
     )
-    def make(self, capacity: int, block_size: int, windows: list[int | None], eviction: str, caching: bool) -> None:
-        self.size, self.windows, self.caching = block_size, windows, caching
-        self.num_blocks = capacity // block_size * len(windows)
+    def make(
+        self,
+        capacity: int,
+        block_size: int,
+        windows: list[int | None],
+        eviction: str,
+        share: float,
+        caching: bool,
+    ) -> None:
+        self.start(capacity, block_size, windows, caching)
         self.manager = PagedKVCacheManager(
             num_blocks=self.num_blocks,
             block_size=block_size,
             enable_prefix_caching=caching,
             group_windows=windows,
-            eviction=eviction,
+            make_eviction=RULES[eviction][0],
+            retention_share=share,
             records_events=True,
         )
+
+    def start(self, capacity: int, block_size: int, windows: list[int | None], caching: bool) -> None:
+        self.size, self.windows, self.caching = block_size, windows, caching
+        self.num_blocks = capacity // block_size * len(windows)
         self.live: dict[str, _Live] = {}
         self.ended: list[FakeRequest] = []
         self.slots: dict[tuple[int, int], Name] = {}  # (block, offset) -> what was written there
@@ -99,6 +116,7 @@ class ManagerMachine(RuleBasedStateMachine):
         root=st.sampled_from([(None, None)] * 6 + [("s", None), (None, "s")]),
         extra_keys=st.sampled_from([()] * 4 + EXTRA_KEYS),
         skips=st.sampled_from([False] * 5 + [True]),
+        retention=st.sampled_from(["low", "normal", "normal", "high"]),
         waits=st.booleans(),
     )
     def arrive(
@@ -109,6 +127,7 @@ class ManagerMachine(RuleBasedStateMachine):
         root: tuple[str | None, str | None],
         extra_keys: tuple[ExtraKey, ...],
         skips: bool,
+        retention: Retention,
         waits: bool,
     ) -> None:
         request = FakeRequest(
@@ -118,6 +137,7 @@ class ManagerMachine(RuleBasedStateMachine):
             lora_name=root[1],
             extra_keys=extra_keys,
             skip_prefix_cache=skips,
+            retention=retention,
         )
         live = self.live[request.request_id] = _Live(request)
         if not waits:
@@ -366,3 +386,23 @@ class ManagerMachine(RuleBasedStateMachine):
     def _slot_name(self, request: FakeRequest, group: int, position: int) -> Name:
         extras = tuple(extra for extra in request.extra_keys if extra.start <= position and extra.end > extra.start)
         return group, request.cache_salt, request.lora_name, tuple(request.tokens[: position + 1]), extras
+
+
+class RadixMachine(ManagerMachine):
+    """The same over a prefix tree."""
+
+    @initialize(
+        capacity=st.sampled_from([12, 24, 36]),
+        block_size=st.integers(1, 4),
+        share=st.sampled_from([0, 0.3, 1]),
+        caching=st.sampled_from([True] * 7 + [False]),
+    )
+    def make(self, capacity: int, block_size: int, share: float, caching: bool) -> None:  # type: ignore[override]
+        self.start(capacity, block_size, [None], caching)
+        self.manager = RadixKVCacheManager(
+            num_blocks=self.num_blocks,
+            block_size=block_size,
+            enable_prefix_caching=caching,
+            retention_share=share,
+            records_events=True,
+        )

@@ -9,8 +9,9 @@ from typing import ClassVar
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tokenyard.kv_cache import BlockPool
+from tokenyard.kv_cache import BlockPool, LRUEviction
 from tokenyard.kv_cache.invariants import check_pool
+from tokenyard_plugins.eviction_fifo import FIFOEviction
 
 CONTENTS = [bytes([letter]) * 32 for letter in b"abcd"]
 
@@ -23,7 +24,8 @@ class PoolMachine(RuleBasedStateMachine):
     @initialize(num_blocks=st.integers(3, 8), eviction=st.sampled_from(["lru", "fifo"]))
     def make(self, num_blocks: int, eviction: str) -> None:
         self.removed: list[bytes] = []
-        self.pool = BlockPool(num_blocks, eviction=eviction, on_removed=self.removed.append)
+        make_eviction = FIFOEviction if eviction == "fifo" else LRUEviction
+        self.pool = BlockPool(num_blocks, make_eviction=make_eviction, on_removed=self.removed.append)
         self.is_fifo = eviction == "fifo"
         self.free = list(range(1, num_blocks + 1))  # in the order of becoming free
         self.counts = dict.fromkeys(self.free, 0)
@@ -31,11 +33,10 @@ class PoolMachine(RuleBasedStateMachine):
 
     def order(self) -> list[int]:
         """Free blocks, the next to go first."""
-        if not self.is_fifo:
-            return list(self.free)
-        return [block for block in self.free if block not in self.contents] + [
-            block for block in self.contents if block in self.free
-        ]
+        empty = [block for block in self.free if block not in self.contents]
+        if self.is_fifo:
+            return empty + [block for block in self.contents if block in self.free]
+        return empty + [block for block in self.free if block in self.contents]
 
     def blank(self) -> list[int]:
         """Held blocks to which something may be written."""

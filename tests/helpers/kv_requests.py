@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from tokenyard.interfaces.kv_cache import Allocation, ExtraKey
-from tokenyard.kv_cache import PagedKVCacheManager
+from tokenyard.kv_cache import PagedKVCacheManager, RadixKVCacheManager
 
 if TYPE_CHECKING:
     from tokenyard.arrays import IntArray
+    from tokenyard.request import Retention
+
+Manager: TypeAlias = PagedKVCacheManager | RadixKVCacheManager
 
 
 @dataclass(eq=False)
@@ -22,6 +25,7 @@ class FakeRequest:
     lora_name: str | None = None
     skip_prefix_cache: bool = False
     extra_keys: Sequence[ExtraKey] = ()
+    retention: Retention = "normal"
 
     @property
     def num_tokens(self) -> int:
@@ -32,7 +36,7 @@ class FakeRequest:
         return np.array(self.tokens, dtype=np.int32)
 
 
-def start(manager: PagedKVCacheManager, request: FakeRequest, group: int = 0) -> tuple[int, list[int]]:
+def start(manager: Manager, request: FakeRequest, group: int = 0) -> tuple[int, list[int]]:
     """Admit a request and compute its prompt: (hit tokens, its block table)."""
     hit = manager.lookup(request)
     allocation = manager.allocate(request, request.num_tokens, hit)
@@ -42,7 +46,7 @@ def start(manager: PagedKVCacheManager, request: FakeRequest, group: int = 0) ->
     return hit.tokens, table(manager, request, group)
 
 
-def decode(manager: PagedKVCacheManager, request: FakeRequest, *tokens: int) -> list[int]:
+def decode(manager: Manager, request: FakeRequest, *tokens: int) -> list[int]:
     """Generate these tokens, one a step; returns the new blocks of group 0."""
     new: list[int] = []
     for token in tokens:
@@ -55,7 +59,7 @@ def decode(manager: PagedKVCacheManager, request: FakeRequest, *tokens: int) -> 
     return new
 
 
-def table(manager: PagedKVCacheManager, request: FakeRequest, group: int = 0) -> list[int]:
+def table(manager: Manager, request: FakeRequest, group: int = 0) -> list[int]:
     """The block table of a request."""
     block_ids: list[int] = manager.block_ids(request)[group].tolist()
     return block_ids

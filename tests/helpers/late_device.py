@@ -20,7 +20,8 @@ class LateCalls(QueueCalls):
     """Kernels and uploads run at once, downloads when an event behind them is waited for, or at `catch_up`.
 
     `log` has what happened in order: "up" and "down" for copies that were queued, "wait" for an event that was waited
-    for behind a download that had not arrived. What was uploaded must not be written to before an event behind it.
+    for behind a download that had not arrived. What was uploaded must not be written to before an event behind it,
+    unless it is a part of memory that stays: that is read and written in the order of the queue.
     """
 
     def __init__(self) -> None:
@@ -42,14 +43,28 @@ class LateCalls(QueueCalls):
         assert target.shape == source.shape
         assert target.dtype == source.dtype == torch.uint8
         with self._lock:
-            if target.data_ptr() in self._host:
+            if self._is_host(target):
                 self.log.append("down")
                 self._queue.append((target, source.clone()))
                 return
-            assert source.data_ptr() in self._host, "an upload from memory that is not page-locked makes the host wait"
+            assert self._is_host(source), "an upload from memory that is not page-locked makes the host wait"
             self.log.append("up")
-            self._staged.append((source, source.clone()))
+            if source.dim() == 1:
+                self._staged.append((source, source.clone()))
+            else:
+                self._bring(source)
             target.copy_(source)
+
+    def _is_host(self, tensor: torch.Tensor) -> bool:
+        address = tensor.data_ptr()
+        return any(start <= address < start + len(memory) for start, memory in self._host.items())
+
+    def _bring(self, source: torch.Tensor) -> None:
+        """The downloads in the queue that wrote to a part of host memory are in front of an upload from it."""
+        start, end = source.data_ptr(), source.data_ptr() + source.numel()
+        for target, contents in self._queue:
+            if start < target.data_ptr() + target.numel() and target.data_ptr() < end:
+                target.copy_(contents)
 
     def mark(self) -> LateEvent:
         with self._lock:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import random
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from time import perf_counter as own_name_of_a_clock
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -38,10 +35,8 @@ from tokenyard.interfaces import (
     KVRequest,
     Observer,
     PauseMode,
-    RequestView,
     Scheduler,
     SchedulerContext,
-    SchedulerView,
     SchedulingPolicy,
     StepFuture,
 )
@@ -58,51 +53,6 @@ if TYPE_CHECKING:
     from tokenyard.scheduler_output import SchedulerOutput
 
 PartT = TypeVar("PartT")
-
-# Policies
-
-
-class LastComeFirst(SchedulingPolicy):
-    """Starves whoever came early."""
-
-    def waiting_key(self, request: RequestView, view: SchedulerView) -> object:
-        return -request.arrival_time
-
-
-class RandomOrder(SchedulingPolicy):
-    """A different schedule in every run."""
-
-    def waiting_key(self, request: RequestView, view: SchedulerView) -> object:
-        return random.random()
-
-
-class ReadsTheTime(SchedulingPolicy):
-    """Wall time, not the engine's."""
-
-    def waiting_key(self, request: RequestView, view: SchedulerView) -> object:
-        return time.time()
-
-
-class ReadsAnImportedClock(SchedulingPolicy):
-    """The same, under a name that nobody can patch."""
-
-    def on_arrival(self, requests: Sequence[RequestView], view: SchedulerView) -> None:
-        own_name_of_a_clock()
-
-
-class ReadsAClockByItsNumber(SchedulingPolicy):
-    """The same, through the system's call."""
-
-    def on_arrival(self, requests: Sequence[RequestView], view: SchedulerView) -> None:
-        time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-
-
-class IncomparableKeys(SchedulingPolicy):
-    """Works until two requests of different kinds wait."""
-
-    def waiting_key(self, request: RequestView, view: SchedulerView) -> object:
-        return request.priority if request.priority else None
-
 
 # K/V managers
 
@@ -216,6 +166,15 @@ class ImpureLookup(TinyManager):
         return Hit(0)
 
 
+class FreesInHashOrder(TinyManager):
+    """Which block is used next depends on the hash of an id."""
+
+    def free(self, request: KVRequest) -> None:
+        if hash(request.request_id) % 2:
+            self.tables.get(request.request_id, []).reverse()
+        super().free(request)
+
+
 class Stingy(TinyManager):
     """Says that it is full while it is not."""
 
@@ -249,7 +208,7 @@ class HitsWholePrompt(_OverPaged):
 
     def lookup(self, request: KVRequest) -> Hit:
         longer = DrivenRequest(request.request_id, [*request.token_ids.tolist(), 0], request.cache_salt)
-        return super().lookup(longer)
+        return Hit(0) if request.skip_prefix_cache else super().lookup(longer)
 
 
 class IgnoresSalt(_OverPaged):

@@ -99,10 +99,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """The wheel and docs/examples/tokenyard-sjf."""
+    """The wheel and docs/examples/tokenyard-wspt."""
     environment = make_environment(tmp_path_factory.mktemp("installed") / "venv")
     environment.install(wheel)
-    environment.install(ROOT / "docs" / "examples" / "tokenyard-sjf")
+    environment.install(ROOT / "docs" / "examples" / "tokenyard-wspt")
     return environment
 
 
@@ -110,3 +110,9 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environm
 def new_environment(tmp_path: Path) -> Callable[[], Environment]:
     """Makes an empty environment."""
     return lambda: make_environment(tmp_path / "venv")
+
+
+@pytest.fixture(scope="session")
+def module_environment(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Environment]:
+    """Makes an empty environment, for fixtures that several tests share."""
+    return lambda: make_environment(tmp_path_factory.mktemp("environment") / "venv")

@@ -31,7 +31,7 @@ def test_hyd_02_the_wheel_has_every_config_module_and_licence(wheel: Path) -> No
     roots = {"framework": "", "plugins": "", "backends": "", "configs": "tokenyard/configs/"}
     for root, prefix in roots.items():
         for file in (ROOT / root).rglob("*"):
-            if file.suffix in (".py", ".yaml", ".typed"):
+            if file.suffix in (".py", ".yaml", ".typed", ".tmpl"):
                 assert prefix + str(file.relative_to(ROOT / root)) in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert any(name.endswith("licenses/NOTICE") for name in names)
@@ -45,12 +45,12 @@ def test_both_kinds_of_install_find_configs_plugins_and_the_example(
 ) -> None:
     environment = new_environment()
     environment.install(ROOT, editable=editable)  # type: ignore[attr-defined]
-    environment.install(ROOT / "docs" / "examples" / "tokenyard-sjf", editable=editable)  # type: ignore[attr-defined]
-    listed = environment.tokenyard("plugins", "--json", "scheduler=sjf", cwd=tmp_path)  # type: ignore[attr-defined]
+    environment.install(ROOT / "docs" / "examples" / "tokenyard-wspt", editable=editable)  # type: ignore[attr-defined]
+    listed = environment.tokenyard("plugins", "--json", "scheduler=wspt", cwd=tmp_path)  # type: ignore[attr-defined]
     assert listed.returncode == 0, listed.stderr
     active = {row["name"] for row in json.loads(listed.stdout) if row["status"] == "active"}
-    assert {"sjf", "batch", "sync", "paged", "inproc"} <= active
-    shown = environment.tokenyard("config", "--json", "scheduler=sjf", cwd=tmp_path)  # type: ignore[attr-defined]
+    assert {"wspt", "batch", "sync", "paged", "inproc"} <= active
+    shown = environment.tokenyard("config", "--json", "scheduler=wspt", cwd=tmp_path)  # type: ignore[attr-defined]
     assert json.loads(shown.stdout)["scheduler.policy.ageing"]["value"] == 0.0
     where = environment.run("-c", "import tokenyard; print(tokenyard.__file__)", cwd=tmp_path)  # type: ignore[attr-defined]
     assert where.stdout.strip().startswith(str(ROOT)) == editable

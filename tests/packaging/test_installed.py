@@ -48,13 +48,13 @@ def test_the_example_policy_is_installed_inactive_and_runs_when_named(
     installed: Environment, tmp_path: Path, tiny_llama_dir: Path
 ) -> None:
     rows = json.loads(installed.tokenyard("plugins", "--json", cwd=tmp_path).stdout)
-    (row,) = [row for row in rows if row["name"] == "sjf"]
-    assert (row["status"], row["distribution"]) == ("available", "tokenyard-sjf")
-    explained = installed.tokenyard("plugins", "explain", "sjf", cwd=tmp_path).stdout
-    assert "scheduler=sjf" in explained
+    (row,) = [row for row in rows if row["name"] == "wspt"]
+    assert (row["status"], row["distribution"]) == ("available", "tokenyard-wspt")
+    explained = installed.tokenyard("plugins", "explain", "wspt", cwd=tmp_path).stdout
+    assert "scheduler=wspt" in explained
     done = installed.tokenyard(
         *("generate", "hi", str(tiny_llama_dir), "--raw", "--json", "--max-tokens", "3", "--ignore-eos"),
-        *("scheduler=sjf", "scheduler.policy.ageing=2"),
+        *("scheduler=wspt", "scheduler.policy.ageing=2"),
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
@@ -66,14 +66,14 @@ def test_the_example_policy_is_installed_inactive_and_runs_when_named(
     [
         ("scheduler.policy.aging=2", "scheduler.policy.ageing"),
         ("scheduler.policy.ageing=fast", "scheduler.policy.ageing"),
-        ("plugins.disabled=[sjf]", "plugins.disabled"),
+        ("plugins.disabled=[wspt]", "plugins.disabled"),
         ("plugins.allow=[]", "plugins.allow"),
     ],
 )
 def test_a_mistake_in_a_third_partys_option_is_one_line(
     installed: Environment, tmp_path: Path, override: str, part: str
 ) -> None:
-    done = installed.tokenyard("config", "scheduler=sjf", override, cwd=tmp_path)
+    done = installed.tokenyard("config", "scheduler=wspt", override, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ")
@@ -81,12 +81,12 @@ def test_a_mistake_in_a_third_partys_option_is_one_line(
 
 
 def test_allow_takes_entry_points_and_distributions(installed: Environment, tmp_path: Path) -> None:
-    for name in ("sjf", "tokenyard-sjf", "tokenyard_sjf"):
-        assert installed.tokenyard("config", "scheduler=sjf", f"plugins.allow=[{name}]", cwd=tmp_path).returncode == 0
+    for name in ("wspt", "tokenyard-wspt", "tokenyard_wspt"):
+        assert installed.tokenyard("config", "scheduler=wspt", f"plugins.allow=[{name}]", cwd=tmp_path).returncode == 0
     done = installed.tokenyard("config", "plugins.allow=[typo]", cwd=tmp_path)
     assert done.returncode == 2
-    assert "sjf" in done.stderr
-    done = installed.tokenyard("config", "scheduler=sjf", cwd=tmp_path, env={"TOKENYARD_PLUGINS_DISABLED": "sjf"})
+    assert "wspt" in done.stderr
+    done = installed.tokenyard("config", "scheduler=wspt", cwd=tmp_path, env={"TOKENYARD_PLUGINS_DISABLED": "wspt"})
     assert done.returncode == 2
     assert "TOKENYARD_PLUGINS_DISABLED" in done.stderr
 
@@ -104,7 +104,7 @@ def test_the_hydra_script_example_runs_with_its_own_and_our_overrides(
 ) -> None:
     shutil.copytree(EXAMPLES / "hydra-script", tmp_path / "app")
     done = installed.run(
-        "launch.py", "scheduler=sjf", "scheduler.policy.ageing=1", "max_tokens=8", cwd=tmp_path / "app"
+        "launch.py", "scheduler=wspt", "scheduler.policy.ageing=1", "max_tokens=8", cwd=tmp_path / "app"
     )
     assert done.returncode == 0, done.stderr
     assert "What is the capital of France? -> The capital of France is Paris" in done.stdout
@@ -116,7 +116,7 @@ def test_the_hydra_script_example_runs_with_its_own_and_our_overrides(
 
 
 def test_the_examples_own_tests_and_types_hold(tmp_path: Path) -> None:
-    package = EXAMPLES / "tokenyard-sjf"
+    package = EXAMPLES / "tokenyard-wspt"
     env = {"PYTHONPATH": str(package / "src"), "MYPYPATH": str(package / "src")}
     tests = subprocess.run(
         [

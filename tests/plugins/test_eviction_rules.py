@@ -99,6 +99,22 @@ def test_lfu_with_ageing_lets_old_fame_fade(ageing: bool) -> None:
     assert (block == 1) is ageing
 
 
+def test_the_age_of_lfu_never_falls() -> None:
+    free = LFUEviction(3, ageing=True)
+    blocks = free.pop(3)
+    free.on_written(blocks)
+    for _ in range(3):
+        free.on_hit([2])
+    free.on_hit([3])
+    free.append([2])
+    assert free.pop(1) == [2]  # the age is 3 now
+    free.append([1])
+    assert free.pop(1) == [1]  # it was held meanwhile, and has rank 0
+    free.on_written([1])
+    free.append([1, 3])
+    assert rest(free) == [3, 1]
+
+
 def test_slru_takes_what_was_never_hit_however_recent_it_is() -> None:
     free = SLRUEviction(4, protected_share=0.5)
     filled(free, 4)

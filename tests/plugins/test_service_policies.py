@@ -171,7 +171,9 @@ def test_of_more_than_a_window_the_order_is_that_of_arrival() -> None:
     assert waiting_by_ratio({"a": (0, 40), "b": (30, 10)}, "scheduler.policy.window=2") == ["b", "a"]
 
 
-@pytest.mark.parametrize("policy", ["sjf", "srpt", "mlfq", "las", "plas", "random", "longest-first", "hrrn", "priority"])
+@pytest.mark.parametrize(
+    "policy", ["sjf", "srpt", "mlfq", "las", "plas", "random", "longest-first", "hrrn", "priority"]
+)
 def test_no_state_of_a_request_outlives_it(policy: str) -> None:
     engine = EngineHarness([f"scheduler={policy}", "scheduler.max_num_seqs=2", "kv_cache.num_blocks=40",
                             "kv_cache.block_size=2", "model.max_model_len=60"])  # fmt: skip
@@ -181,5 +183,7 @@ def test_no_state_of_a_request_outlives_it(policy: str) -> None:
     engine.finish(["r1", "r7"])
     engine.run()
     assert engine.policy is not None
-    kept = {name: value for name, value in vars(engine.policy).items() if isinstance(value, dict) and name != "_service"}
+    kept = {
+        name: value for name, value in vars(engine.policy).items() if isinstance(value, dict) and name != "_service"
+    }
     assert not any(kept.values()), kept

@@ -101,7 +101,11 @@ def test_without_a_pause_the_longer_one_is_computed_again_in_one_prefill() -> No
 def test_what_has_as_much_left_keeps_its_turn() -> None:
     # After 90 steps ten tokens are left.
     assert play(engine_of("srpt", PAUSE), [Job("long", 100), Job("equal", 10, at=90)]).turns == ["long100", "equal10"]
-    assert play(engine_of("srpt", PAUSE), [Job("long", 100), Job("less", 9, at=90)]).turns == ["long90", "less9", "long10"]
+    assert play(engine_of("srpt", PAUSE), [Job("long", 100), Job("less", 9, at=90)]).turns == [
+        "long90",
+        "less9",
+        "long10",
+    ]
 
 
 def test_of_several_that_run_the_one_with_most_left_makes_way() -> None:
@@ -123,7 +127,9 @@ def test_of_several_that_run_the_one_with_most_left_makes_way() -> None:
         ([PAUSE, "scheduler.policy.limit=0.8"], 80, False),
     ],
 )
-def test_nobody_is_displaced_who_has_that_share_of_its_output(overrides: list[str], at: int, is_displaced: bool) -> None:
+def test_nobody_is_displaced_who_has_that_share_of_its_output(
+    overrides: list[str], at: int, is_displaced: bool
+) -> None:
     engine = engine_of("srpt", *overrides)
     play(engine, [Job("long", 100), Job("short", 1, at=at)])
     assert (engine.request("long").num_preemptions > 0) is is_displaced

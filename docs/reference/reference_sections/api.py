@@ -12,7 +12,7 @@ import tokenyard
 from tokenyard import errors as error_module
 from tokenyard.async_llm import AsyncLLM
 from tokenyard.descriptors import Descriptor
-from tokenyard.engine_outputs import SchedulerStats
+from tokenyard.engine_outputs import PluginStats, PluginTime, SchedulerStats
 from tokenyard.errors import TokenyardError
 from tokenyard.language_model import LanguageModel
 from tokenyard.launch.llm_arguments import _COMPONENTS, _KEYS, _NEUTRAL
@@ -135,8 +135,13 @@ def outputs() -> str:
 def metrics() -> str:
     """The names that LLM.get_metrics() returns."""
     zeros: dict[str, Any] = {field.name: 0 for field in fields(SchedulerStats) if field.default is MISSING}
-    rows = [(code(metric.name), code(metric.alias), metric.kind) for metric in metrics_of(SchedulerStats(**zeros))]
-    return table(("name", "alias", "kind"), rows)
+    one = PluginTime("", "", "", 0.0, 0)
+    stats = SchedulerStats(**zeros, plugins=PluginStats(times=(one,)))
+    rows = [
+        (code(metric.name), code(metric.alias), metric.kind, ", ".join(map(code, metric.labels)))
+        for metric in metrics_of(stats)
+    ]
+    return table(("name", "alias", "kind", "labels"), rows)
 
 
 def errors() -> str:

@@ -12,9 +12,9 @@ from tokenyard.bench.settings import SETTINGS
 from tokenyard.config import EngineConfig, PluginsConfig, PolicyConfig
 from tokenyard.launch.convert import in_words, show, type_hints
 from tokenyard.launch.flags import _FLAGS
-from tokenyard.launch.nodes import default_of
-from tokenyard.launch.reserved import ONLY_VALUES, PLANNED_KEYS, RESERVED_GROUPS
-from tokenyard.launch.schema import COMPONENT_GROUPS, GROUPS, TOP_VALUES, core_fields, field_names
+from tokenyard.launch.nodes import MISSING_VALUE, default_of
+from tokenyard.launch.reserved import ONLY_VALUES, RESERVED_GROUPS
+from tokenyard.launch.schema import COMPONENT_GROUPS, COMPONENT_KEYS, GROUPS, TOP_VALUES, core_fields, field_names
 from tokenyard.plugins import load_catalogue
 
 from reference_sections.markdown import code, joined, table, word_list
@@ -27,6 +27,8 @@ _TITLES = ("key", "takes", "default", "meaning")
 _FLAG_HELP = {flag.key: flag.help for flag in _FLAGS}
 _LISTS = ("observers", "logits_processors")
 _LIST_TAKES = "a list of names, or of mappings with a name and options"
+_NAME_TAKES = "a name, or a mapping with a name and options"
+_KEY_OF_KIND = {kind: key for key, kind in COMPONENT_KEYS.items() if kind != "policy"}
 
 
 def groups() -> str:
@@ -49,13 +51,25 @@ def _rows(config_type: type, prefix: str, names: list[str]) -> list[tuple[str, s
     return [
         (
             code(prefix + field.name),
-            _LIST_TAKES if prefix + field.name in _LISTS else _takes(hints[field.name]),
-            code(show(default_of(field)).strip("'")),
+            _takes_at(prefix + field.name, hints[field.name]),
+            _default(default_of(field)),
             _meaning(prefix + field.name, comments.get(field.name, "") or meaning_of(field)),
         )
         for field in fields(config_type)
         if field.name in names
     ]
+
+
+def _default(value: object) -> str:
+    return "must be given" if value == MISSING_VALUE else code(show(value).strip("'"))
+
+
+def _takes_at(key: str, annotation: object) -> str:
+    if key in _LISTS:
+        return _LIST_TAKES
+    if key in COMPONENT_KEYS:
+        return f"{_NAME_TAKES}, or null" if type(None) in typing.get_args(annotation) else _NAME_TAKES
+    return _takes(annotation)
 
 
 def _takes(annotation: object) -> str:
@@ -95,6 +109,8 @@ def _component(entry: Entry) -> tuple[str, str, str]:
 def _choice(entry: Entry) -> str:
     if f"{entry.kind}s" in _LISTS:
         return f"{entry.kind}s=[{entry.name}]"
+    if entry.kind in _KEY_OF_KIND:
+        return f"{_KEY_OF_KIND[entry.kind]}={entry.name}"
     group = "scheduler" if entry.kind == "policy" else entry.kind
     return f"{group}={entry.name}" if group in COMPONENT_GROUPS else f"{entry.kind}: {entry.name}"
 
@@ -103,7 +119,10 @@ def _option_tables(entries: list[Entry]) -> Iterator[str]:
     for entry in entries:
         options_type = entry.descriptor.options_type
         if names := field_names(options_type):
-            prefixes = {"policy": "scheduler.policy.", "observer": "", "logits_processor": ""}
+            prefixes = {
+                "policy": "scheduler.policy.",
+                **dict.fromkeys((*_KEY_OF_KIND, *(one[:-1] for one in _LISTS)), ""),
+            }
             prefix = prefixes.get(entry.kind, f"{entry.kind}.")
             yield f"### Options of {code(_choice(entry))}"
             yield table(_TITLES, _rows(options_type, prefix, names))
@@ -124,14 +143,7 @@ def bench() -> str:
 
 def reserved() -> str:
     """Names that are kept for later."""
-    rows = [
-        (
-            code(key),
-            code(show(value).strip("'")),
-            "is there, with one value" if key in ONLY_VALUES else "is not there yet",
-        )
-        for key, value in {**ONLY_VALUES, **PLANNED_KEYS}.items()
-    ]
+    rows = [(code(key), code(show(value).strip("'")), "is there, with one value") for key, value in ONLY_VALUES.items()]
     return joined(
         [
             "These keys accept the one value that says what happens anyway:",

@@ -10,20 +10,39 @@ from types import ModuleType
 from tokenyard import interfaces
 
 from reference_sections.markdown import bullet, code, fenced, joined, table
-from reference_sections.source import MethodDoc, bases_of, doc_of, fields_of, members_of, methods_of
+from reference_sections.source import MethodDoc, bases_of, doc_of, fields_of, functions_of, members_of, methods_of
 
-_MODULES = ("engine_core", "scheduler", "policy", "kv_cache", "attention", "executor", "observer", "logits_processor")
+_MODULES = (
+    "engine_core",
+    "scheduler",
+    "policy",
+    "turns",
+    "alone",
+    "predictor",
+    "latency",
+    "kv_cache",
+    "eviction",
+    "attention",
+    "executor",
+    "observer",
+    "logits_processor",
+)
 _DATA = ("request", "scheduler_output", "runner_output", "engine_outputs", "kv_events", "clock", "platform")
 
 
 def contracts() -> str:
-    """One section for each module of tokenyard.interfaces; the abstract class first."""
-    return joined(_section(importlib.import_module(f"tokenyard.interfaces.{name}")) for name in _MODULES)
+    """One section for each module of tokenyard.interfaces; the abstract class first, functions last."""
+    return joined(_contract(importlib.import_module(f"tokenyard.interfaces.{name}")) for name in _MODULES)
 
 
 def data() -> str:
     """One section for each public module whose types stand in the signatures of the interfaces."""
     return joined(_section(importlib.import_module(f"tokenyard.{name}")) for name in _DATA)
+
+
+def _contract(module: ModuleType) -> str:
+    functions = [row for row in functions_of(module) if row.name in interfaces.__all__]
+    return joined([_section(module), *(joined([f"### {row.name}", method(row)]) for row in functions)])
 
 
 def _section(module: ModuleType) -> str:

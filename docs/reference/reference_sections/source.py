@@ -145,6 +145,16 @@ def methods_of(owner: type, user: type | None = None) -> list[MethodDoc]:
     ]
 
 
+def functions_of(module: ModuleType) -> list[MethodDoc]:
+    """The public functions that a module defines."""
+    read = _read(module)
+    return [
+        MethodDoc(node.name, _signature(read, node), ast.get_docstring(node) or "")
+        for node in read.tree.body
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+    ]
+
+
 def _called_on(owner: type, node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     """A class method is written with its class in front, one that is awaited with `await`."""
     decorators = {decorator.id for decorator in node.decorator_list if isinstance(decorator, ast.Name)}

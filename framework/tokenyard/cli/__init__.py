@@ -29,8 +29,10 @@ _COMMANDS = {
     "doctor": "check this machine, the plugins and a model",
     "bench": "measure an engine, a part of it, or a server",
     "run-batch": "answer a file of requests in OpenAI's batch format",
+    "replay": "make the decisions of a recorded trace again and compare them",
+    "new-plugin": "write an installable package with a plugin that works and its tests",
 }
-_PLANNED = ("simulate", "experiment", "calibrate", "report", "replay", "new-plugin")
+_PLANNED = ("simulate", "experiment", "calibrate", "report")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

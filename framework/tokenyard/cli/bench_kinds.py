@@ -19,6 +19,7 @@ from tokenyard.bench.settings import (
     read_settings,
 )
 from tokenyard.bench.startup import run_startup_bench
+from tokenyard.catalogue import BUILTIN_DISTRIBUTION
 from tokenyard.cli.arguments import tell_progress
 from tokenyard.cli.bench_serve import serve_kind
 from tokenyard.cli.terminal import say
@@ -32,8 +33,12 @@ if TYPE_CHECKING:
 
 Kind: TypeAlias = "Callable[[Given], None]"
 
-_DECODE_COLUMNS = ("num_requests", "num_running", "schedule_us", "update_us", "sum_median_us", "sum_p99_us", "loop_us")
-_ADMIT_COLUMNS = ("num_requests", "make_ms", "add_ms", "schedule_ms", "update_ms", "total_ms", "scheduled_tokens")
+_STEP_COLUMNS = ("schedule_us", "update_us", "sum_median_us", "sum_p99_us", "loop_us")
+_SCHEDULER_COLUMNS = {
+    "decode": ("num_requests", "num_running", *_STEP_COLUMNS),
+    "churn": ("num_requests", "num_running", "num_waiting", "add_us", *_STEP_COLUMNS),
+    "admit": ("num_requests", "make_ms", "add_ms", "schedule_ms", "update_ms", "total_ms", "scheduled_tokens"),
+}
 _ATTENTION_COLUMNS = ("shape", "backend", "mode", "median_us", "min_us", "plan_us", "floor_us")
 _ATTENTION_SHARES = {"times_floor": "{:.2f}", "vs_torch_native": "{:.2f}", "gflop_per_s": "{:.0f}", "error": "{:.0e}"}
 _THROUGHPUT_COLUMNS = ("shape", "output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "seconds")
@@ -49,7 +54,7 @@ def _scheduler(given: Given) -> None:
     if given.flags.json:
         print(json.dumps(rows if isinstance(settings.num_requests, tuple) else rows[0]))
         return
-    print(table(rows, _DECODE_COLUMNS if settings.mode == "decode" else _ADMIT_COLUMNS))
+    print(table(rows, _SCHEDULER_COLUMNS[settings.mode]))
     names = ("scheduler", "policy", "kv_cache", "block_size", "python", "load")
     say(f"[{', '.join(f'{name} {rows[0][name]}' for name in names)}]")
 
@@ -64,13 +69,22 @@ def _overhead(given: Given) -> None:
         print(json.dumps(report))
         return
     rows = cast("Sequence[Mapping[str, object]]", report["parts"])
-    shown = [{**row, "share %": 100 * cast("float", row["share"])} for row in rows]
+    shown = [{**row, "part": _part_text(row), "share %": 100 * cast("float", row["share"])} for row in rows]
     print(table(shown, ("part", "self_us", "share %", "calls")))
     say(
         f"[{report['wall_us']} us a step, {report['overhead_us']} of it outside of the executor; "
         f"{report['num_requests']} requests, {report['model']}, {report['dtype']}, {report['device']}; the timers "
         f"cost {report['timers_us']} us of it, {report['timer_us']} a call; load {report['load']}]"
     )
+
+
+def _part_text(row: Mapping[str, object]) -> str:
+    """With the plugin's name, and the distribution of one that is not built in."""
+    if row["plugin"] is None:
+        return str(row["part"])
+    distribution = row["distribution"]
+    source = "" if distribution in (None, BUILTIN_DISTRIBUTION) else f" of {distribution}"
+    return f"{row['part']} [{row['plugin']}{source}]"
 
 
 def _throughput(given: Given) -> None:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tokenyard.cli.arguments import Parser, make_parser, parse
 from tokenyard.cli.terminal import say
 from tokenyard.errors import PluginError, UserError
-from tokenyard.interfaces.logits_processor import COMPONENT_KIND
+from tokenyard.interfaces import eviction, latency, logits_processor, predictor
 from tokenyard.platform import Platform
 from tokenyard.plugin_report import PluginRow, describe, explain
 from tokenyard.worker.attention_choice import AUTO, KIND, auto_walk
 
 if TYPE_CHECKING:
     from tokenyard.catalogue import Catalogue
-    from tokenyard.config import EngineConfig
+    from tokenyard.config import EngineConfig, SchedulerConfig
 
 
 def command_parser() -> Parser:
@@ -58,16 +58,26 @@ def active_components(config: EngineConfig, catalogue: Catalogue) -> set[tuple[s
         ("kv_cache", config.kv_cache.name),
         ("attention", config.attention.name),
         ("executor", config.executor.name),
+        (latency.COMPONENT_KIND, config.latency.name),
+        (predictor.COMPONENT_KIND, config.scheduler.predictor),
+        (eviction.COMPONENT_KIND, config.kv_cache.eviction),
     }
     active.update(("observer", observer.name) for observer in config.observers)
-    active.update((COMPONENT_KIND, processor.name) for processor in config.logits_processors)
-    if config.scheduler.policy is not None:
-        active.add(("policy", config.scheduler.policy.name))
+    active.update((logits_processor.COMPONENT_KIND, processor.name) for processor in config.logits_processors)
+    active.update(("policy", policy) for policy in _policies(config.scheduler))
     if config.attention.name == AUTO:
         platform = Platform()
         tried = [entry for entry in auto_walk(catalogue) if not entry.unavailable_reasons(platform)]
         active.update(("attention", entry.name) for entry in tried[:1])
     return active
+
+
+def _policies(scheduler: SchedulerConfig) -> Iterator[str]:
+    """The one that acts, and the one that is asked beside it."""
+    if scheduler.policy is not None:
+        yield scheduler.policy.name
+    if scheduler.shadow is not None:
+        yield scheduler.shadow
 
 
 def _explain(name: str, catalogue: Catalogue, active: set[tuple[str, str]], *, is_json: bool) -> None:

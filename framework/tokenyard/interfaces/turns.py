@@ -57,10 +57,13 @@ class _Kept:
         self._max_chunk = limits.max_chunk_tokens
         self._num_places = limits.max_num_seqs
         self.requests = list(ranked[: limits.max_num_seqs])
-        self._num_tokens = limits.max_num_batched_tokens - sum(map(self._tokens_due, self.requests))
         # What those hold that stay paused is taken from them when it is needed.
-        paused = ranked[limits.max_num_seqs :]
-        self._num_blocks = view.num_free_blocks + sum(map(view.num_exclusive_blocks, paused))
+        self._num_blocks = view.num_free_blocks + sum(map(view.num_exclusive_blocks, ranked[limits.max_num_seqs :]))
+        self._num_tokens = limits.max_num_batched_tokens
+        for request in self.requests:
+            num_tokens, num_blocks = self._due(request)
+            self._num_tokens -= num_tokens
+            self._num_blocks -= num_blocks
 
     def make_way(self, request: RequestView, key: Key, may_lose: MayLose) -> bool:
         """Take from `requests` who loses its turn to `request`; False, with nothing changed, if it cannot enter."""
@@ -71,18 +74,21 @@ class _Kept:
             if worst is None or not key(request) < key(worst) or not (worst.is_paused or may_lose(worst)):
                 return False
             num_kept -= 1
-            num_blocks += self._view.num_exclusive_blocks(worst)
-            num_tokens += self._tokens_due(worst)
-        due = self._tokens_due(request)
-        if num_tokens < (due if self._max_chunk is None else 1):
+            tokens_due, blocks_due = self._due(worst)
+            num_tokens += tokens_due
+            num_blocks += blocks_due + self._view.num_exclusive_blocks(worst)
+        tokens_due, _ = self._due(request)
+        if num_tokens < (tokens_due if self._max_chunk is None else 1):
             return False
         del self.requests[num_kept:]
         self._num_places -= 1
-        self._num_blocks, self._num_tokens = num_blocks - needed, num_tokens - due
+        self._num_blocks, self._num_tokens = num_blocks - needed, num_tokens - tokens_due
         return True
 
-    def _tokens_due(self, request: RequestView) -> int:
-        """The most that it takes of a step."""
-        known = request.num_prompt_tokens + request.num_output_tokens
-        missing = max(1, known - request.num_computed_tokens - request.num_in_flight_tokens)
-        return missing if self._max_chunk is None else min(missing, self._max_chunk)
+    def _due(self, request: RequestView) -> tuple[int, int]:
+        """The most that it takes of a step: tokens, and new blocks if it runs already."""
+        computed = request.num_computed_tokens + request.num_in_flight_tokens
+        missing = request.num_prompt_tokens + request.num_output_tokens - computed
+        if missing <= 1:  # a decode, which needs a block when it has come to the end of its last one
+            return 1, int(computed % self._view.block_size == 0)
+        return missing if self._max_chunk is None else min(missing, self._max_chunk), 0

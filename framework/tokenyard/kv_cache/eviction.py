@@ -26,7 +26,8 @@ class EmptyFirst(EvictionRule):
 
     def __init__(self, num_blocks: int) -> None:
         self._empty: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks + 1))
-        self._has_content = bytearray(num_blocks + 1)
+        self._num_blocks = num_blocks
+        self._blank: set[int] = set()  # held, and without content: few, as most of what is held was written
 
     # What a rule of this kind does
 
@@ -60,18 +61,17 @@ class EmptyFirst(EvictionRule):
         return isinstance(block_id, int) and (block_id in self._empty or self.holds(block_id))
 
     def pop(self, count: int) -> list[int]:
-        num_empty = len(self._empty)
-        if count <= num_empty:
-            pop_item = self._empty.popitem
-            return [pop_item(last=False)[0] for _ in range(count)]
-        if count > len(self):
+        num_cached = count - len(self._empty)
+        if num_cached > self.num_cached:
             raise RuntimeError(f"no free blocks: {count} asked for, {len(self)} free")
-        block_ids = list(self._empty)
-        self._empty.clear()
-        evicted = self.evict(count - num_empty)
-        for block_id in evicted:
-            self._has_content[block_id] = False
-        return block_ids + evicted
+        if num_cached > 0:
+            block_ids = [*self._empty, *self.evict(num_cached)]
+            self._empty.clear()
+        else:
+            pop_empty = self._empty.popitem
+            block_ids = [pop_empty(last=False)[0] for _ in range(count)]
+        self._blank.update(block_ids)
+        return block_ids
 
     def remove(self, block_id: int) -> None:
         if block_id in self._empty:
@@ -80,23 +80,21 @@ class EmptyFirst(EvictionRule):
             self.take(block_id)
 
     def append(self, block_ids: Iterable[int]) -> None:
-        has_content, empty = self._has_content, self._empty
         cached: list[int] = []
         for block_id in block_ids:
-            if has_content[block_id]:
-                cached.append(block_id)
+            if block_id in self._blank:
+                self._blank.remove(block_id)
+                self._empty[block_id] = None
             else:
-                empty[block_id] = None
-        if cached:
-            self.insert(cached)
+                cached.append(block_id)
+        self.insert(cached)
 
     def on_written(self, block_ids: Sequence[int]) -> None:
-        for block_id in block_ids:
-            self._has_content[block_id] = True
+        self._blank.difference_update(block_ids)
 
     def on_cleared(self) -> None:
         self._empty.update(dict.fromkeys(self.evict(self.num_cached)))
-        self._has_content = bytearray(len(self._has_content))
+        self._blank = set(range(1, self._num_blocks + 1)).difference(self._empty)
 
 
 class LRUEviction(EmptyFirst):
@@ -114,7 +112,17 @@ class LRUEviction(EmptyFirst):
         return block_id in self._order
 
     def insert(self, block_ids: Sequence[int]) -> None:
-        self._order.update(dict.fromkeys(block_ids))
+        self.append(block_ids)
+
+    def append(self, block_ids: Iterable[int]) -> None:
+        # In one pass: a request that ends gives back hundreds of blocks, and the default rule has only this to do.
+        blank, order = self._blank, self._order
+        for block_id in block_ids:
+            if block_id in blank:
+                blank.remove(block_id)
+                self._empty[block_id] = None
+            else:
+                order[block_id] = None
 
     def take(self, block_id: int) -> None:
         del self._order[block_id]

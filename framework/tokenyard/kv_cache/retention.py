@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -48,12 +49,11 @@ class RetentionEviction(EmptyFirst):
         self._levels = bytearray(num_blocks + 1)
         self._most_high = most_high
         self.num_high = 0
-        self._empty.clear()
-        super().on_written(cached)
         for block_id in cached:
             self._levels[block_id] = NORMAL
-        num_cached = sum(block_id in normal for block_id in cached)
-        self.append(normal.pop(len(normal) - num_cached))
+        num_empty = len(normal) - sum(block_id in normal for block_id in cached)
+        self._empty = OrderedDict.fromkeys(normal.pop(num_empty))
+        self._blank = set(range(1, num_blocks + 1)).difference(self._empty, cached)
 
     # As a rule
 

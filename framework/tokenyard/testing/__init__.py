@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tokenyard.testing.contracts.attention import AttentionBackendContract
     from tokenyard.testing.contracts.engine_core import EngineCoreContract
+    from tokenyard.testing.contracts.eviction import EvictionContract
     from tokenyard.testing.contracts.executor import ExecutorContract
     from tokenyard.testing.contracts.kv_cache import KVCacheManagerContract
+    from tokenyard.testing.contracts.latency import LatencyModelContract
     from tokenyard.testing.contracts.logits_processor import LogitsProcessorContract
     from tokenyard.testing.contracts.observer import ObserverContract
     from tokenyard.testing.contracts.policy import PolicyContract
+    from tokenyard.testing.contracts.predictor import PredictorContract
     from tokenyard.testing.contracts.scheduler import SchedulerContract
     from tokenyard.testing.errors import ContractViolation, MissingExtraError
     from tokenyard.testing.harness import EngineHarness
@@ -29,12 +32,15 @@ _HOME = {
     "ContractViolation": "tokenyard.testing.errors",
     "EngineCoreContract": "tokenyard.testing.contracts.engine_core",
     "EngineHarness": "tokenyard.testing.harness",
+    "EvictionContract": "tokenyard.testing.contracts.eviction",
     "ExecutorContract": "tokenyard.testing.contracts.executor",
     "KVCacheManagerContract": "tokenyard.testing.contracts.kv_cache",
+    "LatencyModelContract": "tokenyard.testing.contracts.latency",
     "LogitsProcessorContract": "tokenyard.testing.contracts.logits_processor",
     "MissingExtraError": "tokenyard.testing.errors",
     "ObserverContract": "tokenyard.testing.contracts.observer",
     "PolicyContract": "tokenyard.testing.contracts.policy",
+    "PredictorContract": "tokenyard.testing.contracts.predictor",
     "RequestRecord": "tokenyard.testing.records",
     "SchedulerContract": "tokenyard.testing.contracts.scheduler",
     "ScriptedExecutor": "tokenyard.testing.scripted",
@@ -46,12 +52,15 @@ __all__ = [
     "ContractViolation",
     "EngineCoreContract",
     "EngineHarness",
+    "EvictionContract",
     "ExecutorContract",
     "KVCacheManagerContract",
+    "LatencyModelContract",
     "LogitsProcessorContract",
     "MissingExtraError",
     "ObserverContract",
     "PolicyContract",
+    "PredictorContract",
     "RequestRecord",
     "SchedulerContract",
     "ScriptedExecutor",

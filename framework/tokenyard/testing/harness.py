@@ -5,27 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Self
 
-from tokenyard.errors import TokenyardError, ValidationError
+from tokenyard.errors import TokenyardError
 from tokenyard.interfaces.engine_core import PauseMode
 from tokenyard.launch.assemble import as_it_is
 from tokenyard.request import EngineCoreRequest, FinishReason
+from tokenyard.testing.admission_judge import AdmissionJudge
 from tokenyard.testing.errors import ContractViolation
 from tokenyard.testing.inputs import (
     checked_choice,
     checked_seconds,
+    checked_step_seconds,
     checked_windows,
     eos_ids,
+    first_eos,
     longest_total,
     sampling_params,
     script_tokens,
     stop_ids,
     token_array,
 )
-from tokenyard.testing.invariants import AdmissionJudge, StateJudge
+from tokenyard.testing.invariants import StateJudge
 from tokenyard.testing.ledger import Ledger
 from tokenyard.testing.parts import config_and_catalogue, scripted_parts
 from tokenyard.testing.records import RequestRecord
-from tokenyard.testing.trace import Trace, keywords, short
+from tokenyard.testing.trace import Trace, told_request, told_step
 from tokenyard.testing.views import KVView
 
 if TYPE_CHECKING:
@@ -35,8 +38,9 @@ if TYPE_CHECKING:
     from tokenyard.engine_outputs import EngineCoreOutputs, SchedulerStats
     from tokenyard.interfaces.kv_cache import ExtraKey
     from tokenyard.launch.assemble import Decorate
-    from tokenyard.request import ServiceLevel
+    from tokenyard.request import Retention, ServiceLevel
     from tokenyard.scheduler_output import SchedulerOutput
+    from tokenyard.testing.inputs import StepSeconds
     from tokenyard.testing.scripted import Script
 
 
@@ -44,13 +48,14 @@ class EngineHarness:
     """What the overrides choose around a `ScriptedExecutor`; everything is checked after every call.
 
     Defaults are the product's, except `kv_cache.num_blocks=10000` and `model.max_model_len=8192` (the step's token
-    budget where prefill is not chunked). The groups `model`, `attention` and `executor` choose nothing else here.
+    budget where prefill is not chunked). `model`, `attention`, `executor` choose nothing else; a byte holds a token.
 
     - `catalogue`: what can be chosen; None = the installed plugins. See `catalogue_with`.
     - `config`: a config that was made already, such as another harness's, instead of overrides.
     - `eos_token_id`: what ends a request; None = 50256, or the last one of a smaller vocabulary.
     - `group_windows`: the sliding window of each K/V group, None = full attention.
-    - `clock`: None = a VirtualClock, which `advance` moves; `step_seconds` makes each step take that long.
+    - `clock`: None = a VirtualClock, which `advance` moves; `step_seconds` is how long each step takes: a
+      number, or a function of its SchedulerOutput.
     - `decorate`: called with each part as it is made, returns what is used instead.
     - `checks=False` leaves out the checks after each call, for long runs; `check_invariants` still makes them. A record
       is then brought up to date when `request` or `requests` is asked for it.
@@ -68,7 +73,7 @@ class EngineHarness:
         eos_token_id: int | Sequence[int] | None = None,
         group_windows: Sequence[int | None] = (None,),
         clock: Clock | None = None,
-        step_seconds: float | None = None,
+        step_seconds: StepSeconds = None,
         decorate: Decorate = as_it_is,
         checks: bool = True,
     ) -> None:
@@ -81,7 +86,7 @@ class EngineHarness:
             vocab_size=vocab_size,
             group_windows=windows,
             clock=clock,
-            step_seconds=None if step_seconds is None else checked_seconds("step_seconds", step_seconds),
+            step_seconds=checked_step_seconds(step_seconds),
             decorate=decorate,
         )
         self.config = made.config
@@ -126,12 +131,14 @@ class EngineHarness:
         cache_salt: str | None = None,
         lora_name: str | None = None,
         extra_keys: Sequence[ExtraKey] = (),
+        retention: Retention = "normal",
+        true_output_tokens: int | None = None,
         **sampling: object,
     ) -> str:
         """Queue a request and return its id; ids are "0", "1", ... unless given.
 
         `sampling` are fields of SamplingParams; `temperature` is 0.0 unless given. `arrival` defaults to now. Raises
-        what the product raises.
+        what the product raises. `true_output_tokens` is what an oracle is told; the script says what really happens.
         """
         params = sampling_params(sampling)
         request = EngineCoreRequest(
@@ -151,10 +158,11 @@ class EngineHarness:
             cache_salt=cache_salt,
             lora_name=lora_name,
             extra_keys=tuple(extra_keys),
+            retention=retention,
             metadata=dict(metadata or {}),
+            true_output_tokens=true_output_tokens,
         )
-        words = keywords({"priority": priority, **sampling})
-        with self._trace.call(f"add({short(prompt_token_ids)}, {request.request_id!r}{words})"):
+        with self._trace.call(told_request(request, sampling)):
             self.add_request(request)
         return request.request_id
 
@@ -282,13 +290,11 @@ class EngineHarness:
     @property
     def eos_token_id(self) -> int:
         """A token that ends a request."""
-        if not self._eos:
-            raise ValidationError("this harness was made with no eos_token_id", parameter="eos_token_id", value=())
-        return self._eos[0]
+        return first_eos(self._eos)
 
     @property
     def has_requests(self) -> bool:
-        """Whether any request has not ended, steps in flight included."""
+        """Whether any request has not ended."""
         return self.core.has_requests()
 
     @property
@@ -384,9 +390,7 @@ class EngineHarness:
             self._judge.judge(output)
 
     def _told(self, outputs: EngineCoreOutputs) -> str:
-        scheduled = self._scheduled if self.executor.executed else {}
-        ended = {end.request_id: end.reason.value for end in outputs.finished}
-        return f"step() scheduled {scheduled}, sampled {self.sampled}, ended {ended}"
+        return told_step(self._scheduled if self.executor.executed else {}, self.sampled, outputs)
 
     def _look(self, *, is_after_step: bool = False) -> None:
         """Something has changed: take in what the scheduler says now and check it. Without checks that can wait."""

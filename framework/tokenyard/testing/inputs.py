@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from enum import Enum
 from numbers import Real
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -17,12 +17,16 @@ from tokenyard.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from tokenyard.arrays import IntArray
     from tokenyard.request import EngineCoreRequest
+    from tokenyard.scheduler_output import SchedulerOutput
 
 _SAMPLING_FIELDS = frozenset(field.name for field in fields(SamplingParams))
 _INT32 = np.iinfo(np.int32)
 _EOS = 50256  # GPT-2's, where the vocabulary has it
 
 EnumT = TypeVar("EnumT", bound=Enum)
+
+StepSeconds: TypeAlias = "float | Callable[[SchedulerOutput], float] | None"
+"""How long each step takes: a number, or by what it computes; None = no time."""
 
 
 def checked_overrides(given: object) -> list[str]:
@@ -45,6 +49,11 @@ def checked_seconds(parameter: str, given: float) -> float:
     raise ValidationError(
         f"{parameter} is a number of seconds, at least 0; got {given!r}", parameter=parameter, value=given
     )
+
+
+def checked_step_seconds(given: StepSeconds) -> StepSeconds:
+    """A time span, or a function whose answers are checked when it is asked."""
+    return given if given is None or callable(given) else checked_seconds("step_seconds", given)
 
 
 def checked_choice(parameter: str, allowed: type[EnumT], given: EnumT | str) -> EnumT:
@@ -89,6 +98,13 @@ def eos_ids(given: int | Sequence[int] | None, vocab_size: int) -> tuple[int, ..
             value=given,
         )
     return ids
+
+
+def first_eos(ids: Sequence[int]) -> int:
+    """A token that ends a request."""
+    if not ids:
+        raise ValidationError("this harness was made with no eos_token_id", parameter="eos_token_id", value=())
+    return ids[0]
 
 
 def _is_integer(value: object) -> bool:

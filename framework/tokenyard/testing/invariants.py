@@ -14,21 +14,13 @@ from tokenyard.testing.errors import ContractViolation
 from tokenyard.testing.memory import NULL_BLOCK
 
 if TYPE_CHECKING:
-    from tokenyard.config import EngineConfig
     from tokenyard.engine_outputs import EngineCoreOutputs, SchedulerStats
     from tokenyard.interfaces.kv_cache import KVCacheInspection, KVCacheManager, KVRequest
     from tokenyard.interfaces.scheduler import RequestSnapshot, Scheduler, SchedulerSnapshot
     from tokenyard.launch.assemble import EngineParts
-    from tokenyard.scheduler_output import SchedulerOutput
     from tokenyard.testing.ledger import Ledger
     from tokenyard.testing.records import RequestRecord
     from tokenyard.testing.worker_side import WorkerSide, WorkerStep
-
-_MAY_WAIT = frozenset({WaitReason.PREEMPTION, WaitReason.BLOCKS_IN_FLIGHT, WaitReason.PAUSED})
-_LEAVES_ROOM = frozenset(
-    {"running_order", "waiting_order", "token_budget", "prefill_budget", "chunk_size", "max_running"}
-)
-"""Decision points by which a policy may leave room unused."""
 
 
 def _value(reason: WaitReason | None) -> str | None:
@@ -239,57 +231,14 @@ class StateJudge:
     def check_idle(self) -> None:
         """Nothing is left behind."""
         inspection, usage = inspection_of(self._manager), self._manager.usage
-        counts = {} if inspection is None else inspection.ref_counts
+        counts, host = ({}, (0, 0)) if inspection is None else (inspection.ref_counts, inspection.host)
         left = {
             "live requests": list(self._ledger.live),
             "steps in flight": len(self._worker.in_flight),
             "has_requests": self._core.has_requests(),
             "blocks held": usage.num_total_blocks - usage.num_free_blocks,
             "references": {block: count for block, count in counts.items() if count},
+            "host blocks held": host[1] - host[0],
         }
         if any(left.values()):
             raise ContractViolation("idle.nothing_left", f"left behind: {left}")
-
-
-class AdmissionJudge:
-    """Looks at each step as it is handed to the executor: nobody waits who could have run (work conservation)."""
-
-    def __init__(self, config: EngineConfig, parts: EngineParts, num_groups: int) -> None:
-        self._limits = config.scheduler
-        self._block_size = config.kv_cache.block_size
-        self._scheduler = parts.scheduler
-        self._manager = parts.kv_cache_manager
-        self._num_groups = num_groups
-        self._num_preemptions = 0
-        self._leaves_room = parts.policy is not None and bool(overridden(parts.policy) & _LEAVES_ROOM)
-        self.is_paused = False
-
-    def judge(self, output: SchedulerOutput) -> None:
-        """Raise ContractViolation when the first in line would have fitted into this step."""
-        stats = self._scheduler.stats()
-        has_preempted, self._num_preemptions = stats.num_preemptions > self._num_preemptions, stats.num_preemptions
-        is_full = stats.num_running - stats.num_paused >= self._limits.max_num_seqs
-        if self.is_paused or has_preempted or is_full or self._leaves_room or not stats.num_waiting:
-            return
-        snapshot = snapshot_of(self._scheduler)
-        waiting = () if snapshot is None else snapshot.waiting
-        head = next((row for row in waiting if row.wait_reason is not WaitReason.DEFERRED), None)
-        if head is None or head.wait_reason in _MAY_WAIT:
-            return
-        if self._fits(head, output.total_num_scheduled_tokens):
-            limits, num_tokens = self._limits, output.total_num_scheduled_tokens
-            why = f"{_value(head.wait_reason)}, {head.wait_detail}"
-            raise ContractViolation(
-                "progress.work_conserving",
-                f"'{head.request_id}' waits ({why}) although step {output.step} had room: {num_tokens} of "
-                f"{limits.max_num_batched_tokens} tokens, {stats.num_running} of {limits.max_num_seqs} running, "
-                f"{stats.num_free_blocks} blocks free",
-            )
-
-    def _fits(self, head: RequestSnapshot, num_scheduled: int) -> bool:
-        """Prefix hits are not counted: they would only make it fit more easily."""
-        num_tokens = head.num_prompt_tokens + head.num_output_tokens
-        left = self._limits.max_num_batched_tokens - num_scheduled
-        num_blocks = self._num_groups * -(-num_tokens // self._block_size)
-        needs = 1 if self._limits.enable_chunked_prefill else num_tokens
-        return left >= needs and num_blocks <= self._manager.usage.num_free_blocks

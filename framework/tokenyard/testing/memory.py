@@ -15,6 +15,7 @@ import numpy as np
 if TYPE_CHECKING:
     from tokenyard.arrays import IntArray, LongArray
     from tokenyard.interfaces.kv_cache import ExtraKey
+    from tokenyard.scheduler_output import HostTransfer
 
 NULL_BLOCK = 0
 
@@ -59,16 +60,24 @@ class TokenChain:
 
 
 class BlockMemory:
-    """Blocks of all groups; one id holds the content of one group at a time."""
+    """Blocks of all groups, and those in host memory; one id holds the content of one group at a time."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
         self._block_size = block_size
         self._content: LongArray = np.zeros((num_blocks + 1, block_size), dtype=np.int64)
+        self._host: LongArray = np.zeros((num_host_blocks, block_size), dtype=np.int64)
 
     def write(self, group: int, table: IntArray, start: int, digests: LongArray) -> None:
         """Fill positions start .. start + len(digests) of a table."""
         positions = np.arange(start, start + len(digests))
         self._content[table[positions // self._block_size], positions % self._block_size] = digests + group
+
+    def transfer(self, transfer: HostTransfer) -> None:
+        """Copy blocks to host memory or back."""
+        if transfer.to_host:
+            self._host[transfer.host_block_ids] = self._content[transfer.block_ids]
+        else:
+            self._content[transfer.block_ids] = self._host[transfer.host_block_ids]
 
     def first_wrong(self, group: int, table: IntArray, start: int, digests: LongArray) -> int | None:
         """The first position from `start` on that does not hold its number in `digests` (of the whole sequence)."""

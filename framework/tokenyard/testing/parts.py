@@ -11,9 +11,11 @@ from tokenyard.clock import VirtualClock
 from tokenyard.config import EngineConfig
 from tokenyard.descriptors import kind_of
 from tokenyard.errors import ConfigError, ValidationError
-from tokenyard.launch.assemble import Decorate, EngineParts, as_it_is, assemble_parts, make_policy
+from tokenyard.launch.assemble import Decorate, EngineParts, as_it_is, assemble_parts
 from tokenyard.launch.cache_size import CacheSize, size_kv_cache
 from tokenyard.launch.compose import load_engine_config
+from tokenyard.launch.host_memory import host_blocks
+from tokenyard.launch.steering import make_steering
 from tokenyard.plugins import load_catalogue
 from tokenyard.testing.inputs import checked_overrides
 from tokenyard.testing.scripted import ScriptedExecutor
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from tokenyard.clock import Clock
     from tokenyard.descriptors import Descriptor
+    from tokenyard.testing.inputs import StepSeconds
 
 DEFAULT_NUM_BLOCKS = 10_000
 DEFAULT_MAX_MODEL_LEN = 8192
@@ -33,8 +36,14 @@ def catalogue_with(*descriptors: Descriptor[Any], installed: Catalogue | None = 
     """The installed plugins and these parts, each in the place of an installed one of its kind and name."""
     provider = Provider(distribution="under-test", version="0", entry_point="under_test")
     own = {(kind_of(descriptor), descriptor.name) for descriptor in descriptors}
-    others = [entry for entry in (installed or load_catalogue()).entries() if (entry.kind, entry.name) not in own]
-    return Catalogue([*others, *(Entry(descriptor=descriptor, provider=provider) for descriptor in descriptors)])
+    base = installed or load_catalogue()
+    others = [entry for entry in base.entries() if (entry.kind, entry.name) not in own]
+    return Catalogue(
+        [*others, *(Entry(descriptor=descriptor, provider=provider) for descriptor in descriptors)],
+        failures=base.failures,
+        blocked=base.blocked,
+        config_paths=base.config_paths,
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +107,7 @@ def scripted_parts(
     vocab_size: int,
     group_windows: Sequence[int | None] = (None,),
     clock: Clock | None = None,
-    step_seconds: float | None = None,
+    step_seconds: StepSeconds = None,
     decorate: Decorate = as_it_is,
 ) -> ScriptedParts:
     """Everything but a model: the parts that the config names around a ScriptedExecutor."""
@@ -110,13 +119,17 @@ def scripted_parts(
     # Without a limit of its own the config's blocks need not hold the longest request, and nobody wants to be warned.
     has_limit = config.model.max_model_len is not None
     most = sized.model.max_model_len or 0
-    size = size_kv_cache(sized, report, DEFAULT_MAX_MODEL_LEN) if has_limit else CacheSize(limits.num_blocks, most)
+    size = (
+        size_kv_cache(sized, report, DEFAULT_MAX_MODEL_LEN)
+        if has_limit
+        else CacheSize(limits.num_blocks, most, limits.num_host_blocks)
+    )
     parts = assemble_parts(
         sized,
         catalogue,
         executor=decorate(executor),
         report=report,
-        policy=make_policy(sized, catalogue),
+        steering=make_steering(sized, catalogue),
         clock=clock,
         size=size,
         decorate=decorate,
@@ -131,4 +144,7 @@ def _worker_limits(config: EngineConfig, group_windows: Sequence[int | None]) ->
         block_size=config.kv_cache.block_size,
         num_blocks=config.kv_cache.num_blocks or 0,
         group_windows=tuple(group_windows),
+        num_host_blocks=host_blocks(
+            config, config.kv_cache.block_size
+        ),  # as `ScriptedExecutor` reports: a byte a token
     )

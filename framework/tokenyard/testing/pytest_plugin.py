@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tokenyard.config import EngineConfig
     from tokenyard.launch.assemble import Decorate
     from tokenyard.testing.harness import EngineHarness
+    from tokenyard.testing.inputs import StepSeconds
 
 
 class MakeHarness(Protocol):
@@ -32,7 +33,7 @@ class MakeHarness(Protocol):
         eos_token_id: int | Sequence[int] | None = ...,
         group_windows: Sequence[int | None] = ...,
         clock: Clock | None = ...,
-        step_seconds: float | None = ...,
+        step_seconds: StepSeconds = ...,
         decorate: Decorate = ...,
         checks: bool = ...,
     ) -> EngineHarness: ...

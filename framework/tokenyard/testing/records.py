@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tokenyard.engine_outputs import FinishedRequest
     from tokenyard.interfaces.kv_cache import ExtraKey
     from tokenyard.interfaces.scheduler import RequestSnapshot
-    from tokenyard.request import EngineCoreRequest
+    from tokenyard.request import EngineCoreRequest, Retention
 
 
 @dataclass(slots=True)
@@ -144,3 +144,7 @@ class RequestRecord:
     @property
     def extra_keys(self) -> Sequence[ExtraKey]:
         return self.core.extra_keys
+
+    @property
+    def retention(self) -> Retention:
+        return self.core.retention

@@ -14,7 +14,7 @@ from tokenyard.errors import ConfigError
 from tokenyard.interfaces.executor import Executor, KVCacheGroupSpec, KVCachePlan, StepFuture, WorkerReport
 from tokenyard.runner_output import ModelRunnerOutput
 from tokenyard.testing.errors import ContractViolation
-from tokenyard.testing.inputs import script_tokens
+from tokenyard.testing.inputs import checked_seconds, script_tokens
 from tokenyard.testing.memory import TokenChain
 from tokenyard.testing.scripted_logprobs import prompt_logprobs, sampled_logprobs
 from tokenyard.testing.worker_side import StepRow, WorkerLimits, WorkerSide, WorkerStep
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tokenyard.interfaces.executor import GrammarOutput
     from tokenyard.request import EngineCoreRequest
     from tokenyard.scheduler_output import SchedulerOutput
+    from tokenyard.testing.inputs import StepSeconds
 
 ResultT = TypeVar("ResultT")
 
@@ -53,12 +54,12 @@ class ScriptedExecutor(Executor):
 
     It knows from the SchedulerOutputs alone what a worker knows (slots, tokens, block tables), keeps what each K/V
     block would hold, and raises ContractViolation at a step that a worker could not run rightly. That violation is kept
-    in `violation`, since a loop may turn it into an error of its own. `step_seconds` makes each step take that long
-    on `clock`. Log probabilities are those of `scripted_logprobs.logprob_of`.
+    in `violation`, since a loop may turn it into an error of its own. `step_seconds` says how long each step takes on
+    `clock`, as a number or by what it computes. Log probabilities are those of `scripted_logprobs.logprob_of`.
     """
 
     def __init__(
-        self, limits: WorkerLimits, *, vocab_size: int, clock: Clock, step_seconds: float | None = None
+        self, limits: WorkerLimits, *, vocab_size: int, clock: Clock, step_seconds: StepSeconds = None
     ) -> None:
         self.worker = WorkerSide(limits, self._make_chain)
         self.script: Script = None
@@ -123,10 +124,12 @@ class ScriptedExecutor(Executor):
             self._keep(
                 ContractViolation("executor.one_sample", "sample_tokens() without a step that was executed before")
             )
-        number = self._unsampled.popleft().output.step
+        output = self._unsampled.popleft().output
+        number = output.step
         if self._step_seconds is None:
             return ScriptedFuture(lambda: self._result(number))
-        self._ready_at = max(self._ready_at, self._clock.now()) + self._step_seconds
+        seconds = self._step_seconds(output) if callable(self._step_seconds) else self._step_seconds
+        self._ready_at = max(self._ready_at, self._clock.now()) + checked_seconds("step_seconds", seconds)
         return ScriptedFuture(lambda: self._result(number), self._ready_at)
 
     def collective_rpc(self, name: str, arguments: Sequence[object] = ()) -> Sequence[object]:

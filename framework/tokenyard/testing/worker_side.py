@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tokenyard.arrays import IntArray
     from tokenyard.request import PoolingParams
     from tokenyard.sampling_params import SamplingParams
-    from tokenyard.scheduler_output import BlockTableUpdate, RequestStart, SchedulerOutput, Slot
+    from tokenyard.scheduler_output import BlockTableUpdate, HostTransfer, RequestStart, SchedulerOutput, Slot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,7 @@ class WorkerLimits:
     block_size: int
     num_blocks: int  # usable ones
     group_windows: tuple[int | None, ...] = (None,)
+    num_host_blocks: int = 0
 
 
 @dataclass(slots=True)
@@ -78,7 +79,7 @@ class WorkerSide:
         self.held: dict[int, HeldSlot] = {}  # slot index -> its owner now
         self.in_flight: deque[WorkerStep] = deque()
         self._make_chain = make_chain
-        self._memory = BlockMemory(limits.num_blocks, limits.block_size)
+        self._memory = BlockMemory(limits.num_blocks, limits.block_size, limits.num_host_blocks)
         self._generations: dict[int, int] = {}
         self._started: set[str] = set()  # ids that were announced as new
         self._last_step: int | None = None
@@ -110,13 +111,17 @@ class WorkerSide:
             self._start(start, is_new=True)
         for start in output.resumed:
             self._start(start, is_new=False)
+        for transfer in output.host_transfers:
+            self._check_transfer(transfer)
         step = WorkerStep(output, self._rows(output))
         self.in_flight.append(step)
         return step
 
     def land(self, sample: Callable[[StepRow], Sequence[int]]) -> WorkerStep:
-        """The oldest step in flight runs: it writes its K/V, then reads, then samples."""
+        """The oldest step in flight runs: it copies to and from host memory, writes its K/V, reads, then samples."""
         step = self.in_flight.popleft()
+        for transfer in step.output.host_transfers:
+            self._memory.transfer(transfer)
         runnable = [row for row in step.rows if row.end <= len(row.held.chain)]
         for row in runnable:
             for group, table in enumerate(row.tables):
@@ -206,19 +211,34 @@ class WorkerSide:
                         f"'{row.held.request_id}'",
                     )
 
+    def _check_transfer(self, transfer: HostTransfer) -> None:
+        block_ids, host_block_ids = transfer.block_ids.tolist(), transfer.host_block_ids.tolist()
+        way = "to" if transfer.to_host else "from"
+        where = f"blocks {block_ids} are copied {way} host blocks {host_block_ids} (group {transfer.group})"
+        is_known = transfer.group in range(len(self.limits.group_windows))
+        is_known &= all(0 < block_id <= self.limits.num_blocks for block_id in block_ids)
+        is_known &= all(0 <= block_id < self.limits.num_host_blocks for block_id in host_block_ids)
+        targets = host_block_ids if transfer.to_host else block_ids
+        if not is_known or len(block_ids) != len(host_block_ids) or len(set(targets)) != len(targets):
+            raise ContractViolation("transfer.blocks", f"{where}; there are {self.limits}")
+        if not transfer.to_host:
+            self._check_unused(block_ids, where)
+
     def _check_new_blocks(self, held: HeldSlot, block_ids: Sequence[int]) -> None:
         """Blocks that are handed out to be written: of nobody who left while a step of his is in flight."""
         for block_id in block_ids:
             if not 0 <= block_id <= self.limits.num_blocks:
                 raise ContractViolation("kv.block_id", f"'{held.request_id}' gets block {block_id}, which is none")
+        self._check_unused(block_ids, f"'{held.request_id}' gets blocks {list(block_ids)}")
+
+    def _check_unused(self, block_ids: Sequence[int], what: str) -> None:
         writing = {block_id for block_id in block_ids if block_id != NULL_BLOCK}
         for step in self.in_flight:
             for row in step.rows:
                 if row.held.is_gone and (shared := writing & self._reach(row)):
                     raise ContractViolation(
                         "block.reused_in_flight",
-                        f"'{held.request_id}' gets blocks {sorted(shared)} while step {step.output.step} still uses "
-                        f"them for '{row.held.request_id}'",
+                        f"{what} while step {step.output.step} still uses {sorted(shared)} for '{row.held.request_id}'",
                     )
 
     def _reach(self, row: StepRow) -> set[int]:

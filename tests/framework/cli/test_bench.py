@@ -19,6 +19,7 @@ from tokenyard.cli.bench_kinds import KINDS
 
 SMALL = ("bench.num_requests=3", "bench.num_steps=20", "bench.prompt_len=20")
 DECODE_FIGURES = {"schedule_us", "update_us", "sum_median_us", "sum_p99_us", "loop_us", "timed_share"}
+CHURN_FIGURES = {*DECODE_FIGURES, "add_us"}
 ADMIT_FIGURES = {"make_ms", "add_ms", "schedule_ms", "update_ms", "total_ms"}
 FACTS = {
     "benchmark": "scheduler",
@@ -92,6 +93,25 @@ def test_small_blocks_get_as_many_as_they_need(capsys: pytest.CaptureFixture[str
     assert json_of(capsys, "scheduler", *sizes)["num_running"] == 200
 
 
+def test_requests_behind_a_full_batch_wait_while_it_decodes(capsys: pytest.CaptureFixture[str]) -> None:
+    row = json_of(capsys, "scheduler", *SMALL, "bench.num_waiting=7")
+    assert (row["num_requests"], row["num_running"], row["num_waiting"]) == (3, 3, 7)
+
+
+def test_in_each_step_of_churn_one_request_ends_and_another_one_enters(capsys: pytest.CaptureFixture[str]) -> None:
+    row = json_of(capsys, "scheduler", *SMALL, "bench.mode=churn", "bench.num_waiting=10")
+    assert are_positive(row, CHURN_FIGURES)
+    assert (row["mode"], row["num_steps"], row["num_preemptions"]) == ("churn", 20, 0)
+    assert (row["num_running"], row["num_waiting"]) == (2, 11)  # one has ended and one come since the last step
+    assert set(row) == {*FACTS, *CHURN_FIGURES, "num_preemptions", "python", "load"}
+
+
+def test_churn_has_a_thousand_requests_in_line_unless_it_is_told_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = output_of(capsys, "scheduler", *SMALL, "bench.mode=churn")
+    header, row = (line.split() for line in out.splitlines())
+    assert dict(zip(header, row, strict=True))["num_waiting"] == "1001"
+
+
 def test_admission_takes_in_every_request_and_half_of_each_prompt_is_cached(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -138,6 +158,11 @@ def test_overhead_is_told_part_by_part_and_adds_up_to_the_whole(
     steps = {"scheduler.schedule", "scheduler.update_from_output", "executor.execute_model", "executor.sample_tokens"}
     for name in (*steps, "engine.step", "front_end.process"):
         assert parts[name]["calls"] == 1.0
+    owners = {name: (parts[name]["plugin"], parts[name]["distribution"]) for name in ("kv_cache.commit", "rest")}
+    assert owners == {"kv_cache.commit": ("paged", "tokenyard"), "rest": (None, None)}
+    assert parts["eviction.pop"]["plugin"] == "lru"
+    assert parts["front_end.process"]["plugin"] is None
+    assert parts["scheduler.schedule"]["plugin"] == "batch"
     assert 3 / 20 <= parts["kv_cache.allocate"]["calls"] <= 6 / 20  # each crosses one or two block boundaries
     assert sum(part["self_us"] for part in parts.values()) == pytest.approx(row["wall_us"], rel=0.02)
     assert sum(part["share"] for part in parts.values()) == pytest.approx(1.0, abs=0.01)
@@ -154,6 +179,7 @@ def test_overhead_for_people_is_a_table_with_the_cost_of_the_timers(
     names = [line.split()[0] for line in out.splitlines()]
     assert names[0] == "part"
     assert names[-1] == "rest"
+    assert "scheduler.schedule [batch] " in out
     assert "the timers cost" in err
 
 
@@ -196,7 +222,9 @@ def test_overhead_for_people_is_a_table_with_the_cost_of_the_timers(
         (["scheduler", "bench.num_steps=true"], ["bench.num_steps", "true"]),
         (["scheduler", "bench.num_steps=1e9"], ["bench.num_steps", "a whole number"]),
         (["scheduler", "bench.prompt_len=0"], ["bench.prompt_len", "tokens"]),
-        (["scheduler", "bench.mode=drain"], ["bench.mode", "'decode', 'admit'"]),
+        (["scheduler", "bench.mode=drain"], ["bench.mode", "'decode', 'churn', 'admit'"]),
+        (["scheduler", "bench.mode=admit", "bench.num_waiting=3"], ["bench.num_waiting=3 has no effect"]),
+        (["scheduler", "bench.num_waiting=-1"], ["bench.num_waiting", "0 to 16384", "got -1"]),
         (["scheduler", "bench.mode=admit", "bench.num_steps=3"], ["bench.num_steps=3 has no effect"]),
         (["scheduler", "bench={num_steps: 3}"], ["'bench'", "bench.num_requests=32"]),
         (["scheduler", "scheduler=nope"], ["nope", "fcfs"]),

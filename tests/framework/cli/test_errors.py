@@ -134,7 +134,7 @@ def test_plugins_strict_makes_any_broken_plugin_fatal(capsys: pytest.CaptureFixt
     assert "raises" in refused(capsys, "config", "plugins.strict=true")
 
 
-@pytest.mark.parametrize("name", ["simulate", "experiment", "new-plugin"])
+@pytest.mark.parametrize("name", ["simulate", "experiment", "calibrate"])
 def test_commands_that_are_not_there_yet_are_refused_by_name(capsys: pytest.CaptureFixture[str], name: str) -> None:
     assert f"`tokenyard {name}` is not available" in refused(capsys, name, "x")
 

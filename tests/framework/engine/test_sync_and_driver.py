@@ -23,10 +23,10 @@ class SleepyScheduler(BatchScheduler):
     opens_at = 5.0
 
     def schedule(self) -> SchedulerOutput | None:
-        return super().schedule() if self._clock.now() >= self.opens_at else None
+        return super().schedule() if self._time.read() >= self.opens_at else None
 
     def wake_at(self) -> float | None:
-        return self.opens_at if self._clock.now() < self.opens_at else None
+        return self.opens_at if self._time.read() < self.opens_at else None
 
 
 class InsistentScheduler(SleepyScheduler):

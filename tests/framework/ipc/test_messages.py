@@ -33,7 +33,7 @@ from tokenyard.ipc.outputs import outputs_from_message, outputs_to_message
 from tokenyard.ipc.params import FIELDS, params_from_message, params_to_message
 from tokenyard.ipc.plain import to_plain
 from tokenyard.ipc.requests import request_from_message, request_to_message
-from tokenyard.request import EngineCoreRequest, FinishReason, ServiceLevel
+from tokenyard.request import RETENTION_LEVELS, EngineCoreRequest, FinishReason, ServiceLevel
 from tokenyard.runner_output import Logprobs, PromptLogprobs
 from tokenyard.sampling_params import NOT_YET, RequestOutputKind, SamplingParams
 
@@ -101,6 +101,7 @@ REQUESTS = st.builds(
     lora_name=LABELS,
     extra_keys=st.lists(st.builds(ExtraKey, st.text(max_size=3), st.integers(0, 9), st.integers(0, 9))).map(tuple),
     metadata=st.dictionaries(st.text(max_size=3), PLAIN, max_size=3),
+    retention=st.sampled_from(RETENTION_LEVELS),
     true_output_tokens=st.none() | st.integers(1, 2**63 - 1),
 )
 

@@ -14,6 +14,7 @@ from tokenyard.interfaces import Hit
 from tokenyard.interfaces.kv_cache import ExtraKey, KVCacheManagerContext
 from tokenyard.kv_cache import PagedKVCacheManager, RadixKVCacheManager
 from tokenyard.kv_cache.radix_tree import Node
+from tokenyard.kv_events import BlockRemoved, BlockStored
 from tokenyard.testing import EngineHarness
 from tokenyard_plugins.radix import tokenyard_kv_cache_managers
 
@@ -74,6 +75,7 @@ def test_a_second_request_below_a_shared_end_gets_a_node_of_its_own() -> None:
     start(manager, first)
     start(manager, second)
     decode(manager, first, 1, 1, 1)
+    assert [(node.start, node.blocks) for node in nodes(manager)] == [(0, [1, 2]), (2, [3])]
     decode(manager, second, 2, 2, 2)
     assert [(node.start, node.blocks) for node in nodes(manager)] == [(0, [1, 2]), (2, [3]), (2, [4])]
 
@@ -159,6 +161,14 @@ def test_a_beginning_goes_after_all_that_follows_it_however_long_ago_it_was_used
         assert (hit(manager, ABC[:8]), hit(manager, [5] * 4)) == expected
 
 
+def test_of_a_leaf_whose_beginning_is_in_use_the_rest_is_evicted() -> None:
+    manager = radix(num_blocks=6)
+    ended(manager, FakeRequest("a", ABC), FakeRequest("b", [5] * 8))
+    assert start(manager, FakeRequest("c", [*ABC[:4], 50])) == (4, [1, 6])
+    assert start(manager, FakeRequest("d", [60] * 12)) == (0, [3, 2, 5])
+    assert (hit(manager, ABC), hit(manager, [5] * 8)) == (4, 4)
+
+
 def test_k9_a_hit_is_not_evicted_for_its_own_new_blocks_and_a_stale_one_is_refused() -> None:
     manager = radix(num_blocks=3)
     ended(manager, FakeRequest("a", ABC[:8]))
@@ -212,6 +222,28 @@ def test_a_shared_beginning_has_the_highest_level_of_its_users() -> None:
     ended(manager, FakeRequest("c", [5] * 12))
     start(manager, FakeRequest("d", [50] * 20))
     assert (hit(manager, ABC[:8]), hit(manager, [5] * 12)) == (4, 0)
+
+
+def test_both_halves_of_a_leaf_that_is_split_keep_its_level() -> None:
+    manager = radix(num_blocks=6)
+    ended(manager, FakeRequest("a", ABC[:8], retention="high"), FakeRequest("b", [*ABC[:4], 3, 3, 3, 3]))
+    ended(manager, FakeRequest("c", [5] * 12))
+    start(manager, FakeRequest("d", [50] * 16))
+    assert (hit(manager, ABC[:8]), hit(manager, [5] * 12)) == (8, 0)
+
+
+def test_k23_what_is_evicted_is_announced_by_its_name_however_often_its_node_was_split() -> None:
+    manager = RadixKVCacheManager(num_blocks=6, block_size=4, records_events=True)
+    ended(manager, FakeRequest("a", ABC), FakeRequest("b", [*ABC[:4], *[3] * 4]), FakeRequest("c", [*ABC[:8], 3, 3]))
+    announced = {event.block_hash for event in manager.take_events() if isinstance(event, BlockStored)}
+    assert announced == manager.inspect().cached_hashes
+    for number in range(6):
+        start(manager, FakeRequest(f"x{number}", [60 + number]))
+        for event in manager.take_events():
+            assert isinstance(event, BlockRemoved)
+            announced.remove(event.block_hash)
+        assert announced == manager.inspect().cached_hashes
+    assert announced == set()
 
 
 # As a part

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from eviction_models import RULES
 from kv_requests import FakeRequest, decode, start
+from tokenyard.errors import ConfigError, ValidationError
 from tokenyard.kv_cache import PagedKVCacheManager
 from tokenyard.request import Retention
 from tokenyard.testing import EngineHarness
@@ -100,6 +101,15 @@ def test_high_has_no_more_than_its_share_and_the_newest_displace_the_oldest() ->
     assert kept(manager, 1, 2, 3, 4, 5, 6) == [2, 3, 4]
 
 
+@each_rule
+def test_of_a_prefix_that_is_displaced_the_end_goes_before_the_beginning(rule: str) -> None:
+    manager = paged(5, rule=rule, share=0.4)
+    ended(manager, 1, "high", num_tokens=8)
+    ended(manager, 2, "high", num_tokens=8)
+    evict(manager, 2)
+    assert manager.lookup(FakeRequest("?", [1] * 9)).tokens == 4
+
+
 def test_one_tenant_cannot_pin_the_cache_by_holding_it() -> None:
     manager = paged(6, share=0.5)
     start(manager, FakeRequest("greedy", [1] * 12, retention="high"))
@@ -169,3 +179,17 @@ def test_a_hint_keeps_a_prefix_through_a_crowd(kv_cache: str, retention: Retenti
     again = engine.add([7] * 9, max_tokens=1)
     engine.run()
     assert engine.requests[again].num_cached == (8 if retention == "high" else 0)
+
+
+def test_a_level_that_is_none_ends_the_request_and_not_the_engine() -> None:
+    engine = EngineHarness(["kv_cache.num_blocks=12"])
+    with pytest.raises(ValidationError, match="retention='most' is not valid: it must be one of low, normal, high"):
+        engine.add([1, 2, 3], retention="most")  # type: ignore[arg-type]
+    engine.add([1, 2, 3], max_tokens=1)
+    engine.run()
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
+def test_a_share_that_cannot_be_is_refused_at_launch(share: float) -> None:
+    with pytest.raises(ConfigError, match=r"kv_cache\.retention_share must be a share of the blocks, from 0 to 1"):
+        EngineHarness([f"kv_cache.retention_share={share}"])

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BUILTIN = Provider(distribution="tokenyard", version="0.1.0", entry_point="builtin")
-THIRD_PARTY = Provider(distribution="tokenyard-sjf", version="1.0", entry_point="sjf")
+THIRD_PARTY = Provider(distribution="tokenyard-wspt", version="1.0", entry_point="wspt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SJFOptions:
+class WSPTOptions:
     aging: float = 2.0
     window: Window = field(default_factory=Window)
     weights: dict[str, float] = field(default_factory=dict)
@@ -73,7 +73,7 @@ def _make_catalogue() -> Catalogue:
         ExecutorDescriptor(name="multiproc", api_version=(1, 1), factory=_unused),
     ]
     third_party: list[Descriptor[object]] = [
-        PolicyDescriptor(name="sjf", api_version=(1, 1), factory=_unused, options_type=SJFOptions),
+        PolicyDescriptor(name="wspt", api_version=(1, 1), factory=_unused, options_type=WSPTOptions),
         PolicyDescriptor(name="needy", api_version=(1, 1), factory=_unused, options_type=NeedyOptions),
         SchedulerDescriptor(name="whole", api_version=(1, 1), factory=_unused, options_type=WholeOptions),
         KVCacheManagerDescriptor(name="clashing", api_version=(1, 1), factory=_unused, options_type=ClashingOptions),
@@ -103,14 +103,14 @@ class Options:
     aging: float = 2.0
 @hookimpl
 def tokenyard_policies():
-    yield PolicyDescriptor(name="sjf", api_version=(1, 1), options_type=Options, factory=lambda options, context: None)
+    yield PolicyDescriptor(name="wspt", api_version=(1, 1), options_type=Options, factory=lambda options, context: None)
 @hookimpl
 def tokenyard_config_paths():
-    return ["pkg://tokenyard_sjf_configs"]
+    return ["pkg://tokenyard_wspt_configs"]
 """
 
 _TUNED = """
-defaults: [sjf, _self_]
+defaults: [wspt, _self_]
 max_num_seqs: 5
 policy: {aging: 9.5}
 """
@@ -118,16 +118,16 @@ policy: {aging: 9.5}
 
 @pytest.fixture(scope="session")
 def third_party(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for PYTHONPATH in which the distribution tokenyard-sjf looks installed."""
+    """A folder for PYTHONPATH in which the distribution tokenyard-wspt looks installed."""
     root = tmp_path_factory.mktemp("third_party")
-    (root / "tokenyard_sjf.py").write_text(_MODULE)
-    (root / "tokenyard_sjf_configs" / "scheduler").mkdir(parents=True)
-    (root / "tokenyard_sjf_configs" / "__init__.py").touch()
-    (root / "tokenyard_sjf_configs" / "scheduler" / "sjf_tuned.yaml").write_text(_TUNED)
-    info = root / "tokenyard_sjf-1.0.dist-info"
+    (root / "tokenyard_wspt.py").write_text(_MODULE)
+    (root / "tokenyard_wspt_configs" / "scheduler").mkdir(parents=True)
+    (root / "tokenyard_wspt_configs" / "__init__.py").touch()
+    (root / "tokenyard_wspt_configs" / "scheduler" / "wspt_tuned.yaml").write_text(_TUNED)
+    info = root / "tokenyard_wspt-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tokenyard-sjf\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[tokenyard]\nsjf = tokenyard_sjf\n")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tokenyard-wspt\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[tokenyard]\nsjf = tokenyard_wspt\n")
     return root
 
 

@@ -97,7 +97,7 @@ def test_a_policy_and_a_scheduler_are_told_the_seed_and_the_limits(
     scheduler = SchedulerDescriptor(name="batch", api_version=(1, 1), factory=make_scheduler, takes_policy=True)
     seeded = dataclasses.replace(config, seed=17, scheduler=_two_at_once(max_num_batched_tokens=99))
     build_engine(seeded, catalogue_with(policy, scheduler)).core.shutdown()
-    assert policies == [PolicyContext(seed=17, max_num_seqs=2, max_num_batched_tokens=99)]
+    assert policies == [PolicyContext(seed=17, max_num_seqs=2, max_num_batched_tokens=99, max_chunk_tokens=99)]
     assert [(context.seed, context.config) for context in schedulers] == [(17, seeded.scheduler)]
 
 

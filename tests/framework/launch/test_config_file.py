@@ -23,9 +23,9 @@ def file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "text",
     [
-        "scheduler: sjf\nscheduler.policy.aging: 7\nmodel: {name: '/a=b, ${seed}'}\n",
-        "scheduler: {policy: {name: sjf, aging: 7}}\nmodel.name: '/a=b, ${seed}'\n",
-        '- scheduler=sjf\n- scheduler.policy.aging=7\n- model.name="/a=b, ${seed}"\n',
+        "scheduler: wspt\nscheduler.policy.aging: 7\nmodel: {name: '/a=b, ${seed}'}\n",
+        "scheduler: {policy: {name: wspt, aging: 7}}\nmodel.name: '/a=b, ${seed}'\n",
+        '- scheduler=wspt\n- scheduler.policy.aging=7\n- model.name="/a=b, ${seed}"\n',
     ],
 )
 def test_a_file_is_a_mapping_with_nested_or_dotted_keys_or_a_list_of_overrides(
@@ -35,14 +35,14 @@ def test_a_file_is_a_mapping_with_nested_or_dotted_keys_or_a_list_of_overrides(
     composed = compose_config([], config_file=file, catalogue=catalogue)
     policy = composed.engine_config.scheduler.policy
     assert policy is not None
-    assert (policy.name, policy.options.aging) == ("sjf", 7.0)  # type: ignore[attr-defined]
+    assert (policy.name, policy.options.aging) == ("wspt", 7.0)  # type: ignore[attr-defined]
     assert composed.engine_config.model.name == "/a=b, 0"
     assert composed.origins["scheduler.policy.aging"] == f"file {file}"
 
 
 def test_what_is_printed_can_be_read_again(file: Path, catalogue: Catalogue) -> None:
     overrides = [
-        "scheduler=sjf",
+        "scheduler=wspt",
         "+scheduler.policy.weights.a=1",
         "observers=[{name:recorder,lanes:3}]",
         "attention=auto",

@@ -13,10 +13,10 @@ def test_storing_again_forgets_the_earlier_nodes_and_keeps_those_of_others(catal
     try:
         store.store(group="scheduler", name="whole", node={"theirs": 1})
         store_nodes(store, generated_nodes(catalogue, lambda path: False))
-        assert {"sjf.yaml", "fcfs.yaml", "whole.yaml"} <= set(store.repo["scheduler"])
-        fewer = Catalogue([entry for entry in catalogue.entries() if entry.name != "sjf"])
+        assert {"wspt.yaml", "fcfs.yaml", "whole.yaml"} <= set(store.repo["scheduler"])
+        fewer = Catalogue([entry for entry in catalogue.entries() if entry.name != "wspt"])
         store_nodes(store, generated_nodes(fewer, lambda path: path == "scheduler/fcfs"))
-        assert "sjf.yaml" not in store.repo["scheduler"]
+        assert "wspt.yaml" not in store.repo["scheduler"]
         assert "fcfs.yaml" not in store.repo["scheduler"]
         assert store.repo["scheduler"]["whole.yaml"].node == {"theirs": 1}
     finally:

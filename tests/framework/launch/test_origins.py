@@ -18,7 +18,7 @@ def test_each_leaf_has_the_origin_of_its_value(catalogue: Catalogue, tmp_path: P
     file = tmp_path / "my.yaml"
     file.write_text("kv_cache.num_blocks: 7\nkv_cache.block_size: 8\n")
     overrides: list[str | Flagged] = [
-        "scheduler=sjf",
+        "scheduler=wspt",
         Flagged("scheduler.max_num_seqs=4", "--max-num-seqs"),
         "kv_cache.block_size=32",
     ]
@@ -26,9 +26,9 @@ def test_each_leaf_has_the_origin_of_its_value(catalogue: Catalogue, tmp_path: P
     expected = {
         "seed": "default",
         "engine.name": "configs/engine/sync.yaml",
-        "scheduler.policy.name": "override scheduler=sjf",
-        "scheduler.policy.aging": "plugin tokenyard-sjf (default)",
-        "scheduler.policy.window.size": "plugin tokenyard-sjf (default)",
+        "scheduler.policy.name": "override scheduler=wspt",
+        "scheduler.policy.aging": "plugin tokenyard-wspt (default)",
+        "scheduler.policy.window.size": "plugin tokenyard-wspt (default)",
         "scheduler.max_num_batched_tokens": "default",
         "scheduler.max_num_seqs": "flag --max-num-seqs",
         "kv_cache.num_blocks": f"file {file}",

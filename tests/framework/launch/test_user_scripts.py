@@ -1,4 +1,4 @@
-"""Hydra scripts of the user's own, as real processes; the third-party package tokenyard-sjf is installed there."""
+"""Hydra scripts of the user's own, as real processes; the third-party package tokenyard-wspt is installed there."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_script_composes_our_groups_and_a_third_partys_generated_node(
     name: str, version: str, tmp_path: Path, run_python: RunPython
 ) -> None:
     _write_app(tmp_path, name=name, version=version)
-    arguments = ["app.py", "scheduler=sjf", "scheduler.policy.aging=7", "hydra.run.dir=out"]
+    arguments = ["app.py", "scheduler=wspt", "scheduler.policy.aging=7", "hydra.run.dir=out"]
     result = run_python("-W", "error::UserWarning", *arguments, cwd=tmp_path)
     assert "Options(aging=7.0)) 8 None" in result.stdout, result.stderr
     assert "'prompts'" in result.stdout
@@ -51,7 +51,7 @@ def test_a_script_composes_our_groups_and_a_third_partys_generated_node(
 
 def test_a_third_partys_own_yaml_file_is_a_choice(tmp_path: Path, run_python: RunPython) -> None:
     _write_app(tmp_path)
-    result = run_python("app.py", "scheduler=sjf_tuned", "--cfg", "job", cwd=tmp_path)
+    result = run_python("app.py", "scheduler=wspt_tuned", "--cfg", "job", cwd=tmp_path)
     assert "aging: 9.5" in result.stdout, result.stderr
     assert "max_num_seqs: 8" in result.stdout  # the script's own value, merged last
 
@@ -59,9 +59,9 @@ def test_a_third_partys_own_yaml_file_is_a_choice(tmp_path: Path, run_python: Ru
 def test_a_file_of_the_scripts_own_can_build_on_a_generated_node(tmp_path: Path, run_python: RunPython) -> None:
     _write_app(tmp_path)
     (tmp_path / "conf" / "scheduler").mkdir()
-    own = "defaults: [/tokenyard/scheduler/sjf@_here_, _self_]\npolicy: {aging: 4}\n"
-    (tmp_path / "conf" / "scheduler" / "sjf.yaml").write_text(own)
-    result = run_python("-W", "error::UserWarning", "app.py", "scheduler=sjf", "hydra.run.dir=out", cwd=tmp_path)
+    own = "defaults: [/tokenyard/scheduler/wspt@_here_, _self_]\npolicy: {aging: 4}\n"
+    (tmp_path / "conf" / "scheduler" / "wspt.yaml").write_text(own)
+    result = run_python("-W", "error::UserWarning", "app.py", "scheduler=wspt", "hydra.run.dir=out", cwd=tmp_path)
     assert "Options(aging=4.0)" in result.stdout, result.stderr
 
 
@@ -69,18 +69,18 @@ def test_hyd_02_the_search_path_lists_ours_and_the_third_partys(tmp_path: Path, 
     _write_app(tmp_path)
     result = run_python("app.py", "--info", "searchpath", cwd=tmp_path)
     assert "pkg://tokenyard.configs" in result.stdout, result.stderr
-    assert "pkg://tokenyard_sjf_configs" in result.stdout
+    assert "pkg://tokenyard_wspt_configs" in result.stdout
 
 
 def test_a_script_that_allows_no_third_party_plugin_imports_none(tmp_path: Path, run_python: RunPython) -> None:
     _write_app(tmp_path, primary=_PRIMARY + "plugins: {allow: []}\n")
-    refused = run_python("app.py", "scheduler=sjf", "hydra.run.dir=out", cwd=tmp_path)
+    refused = run_python("app.py", "scheduler=wspt", "hydra.run.dir=out", cwd=tmp_path)
     assert refused.returncode != 0
-    assert "sjf" in refused.stderr
+    assert "wspt" in refused.stderr
     verbose = run_python("-v", "app.py", "--cfg", "job", cwd=tmp_path)
     assert verbose.returncode == 0
-    assert "tokenyard_sjf" not in verbose.stderr
-    again = run_python("app.py", "scheduler=sjf", "plugins.allow=[sjf]", "hydra.run.dir=out", cwd=tmp_path)
+    assert "tokenyard_wspt" not in verbose.stderr
+    again = run_python("app.py", "scheduler=wspt", "plugins.allow=[wspt]", "hydra.run.dir=out", cwd=tmp_path)
     assert "aging=2.0" in again.stdout, again.stderr
 
 
@@ -94,8 +94,8 @@ def test_a_primary_config_stored_in_python_works_too(tmp_path: Path, run_python:
         "def main(cfg): print('RESULT', cfg.scheduler.policy)\n"
         "main()\n"
     )
-    result = run_python("app.py", "scheduler=sjf", "hydra.run.dir=out", cwd=tmp_path)
-    assert "RESULT {'name': 'sjf', 'aging': 2.0}" in result.stdout, result.stderr
+    result = run_python("app.py", "scheduler=wspt", "hydra.run.dir=out", cwd=tmp_path)
+    assert "RESULT {'name': 'wspt', 'aging': 2.0}" in result.stdout, result.stderr
 
 
 def test_an_application_that_has_nothing_to_do_with_us_loads_nothing_of_ours(
@@ -127,9 +127,9 @@ def test_our_own_composition_inside_such_an_application_works(tmp_path: Path, ru
         "def main(cfg):\n"
         "    from hydra.core.hydra_config import HydraConfig\n"
         "    from tokenyard.launch.compose import compose_config\n"
-        "    composed = compose_config(['scheduler=sjf'])\n"
+        "    composed = compose_config(['scheduler=wspt'])\n"
         "    print('RESULT', composed.engine_config.scheduler.policy.name, HydraConfig.get().job.name)\n"
         "main()\n"
     )
     result = run_python("app.py", "hydra.run.dir=out", cwd=tmp_path)
-    assert result.stdout == "RESULT sjf app\n", result.stderr
+    assert result.stdout == "RESULT wspt app\n", result.stderr

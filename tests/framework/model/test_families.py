@@ -24,7 +24,7 @@ from teacher_forcing import BOUND, bfloat16_differences
 from tiny_models import MAX_LENGTH, REFUSED, RUNNING, WINDOW, write_model
 from tokenyard import LLM, SamplingParams
 from tokenyard.errors import ModelLoadError
-from tokenyard.kv_cache.free_list import LRUFreeList
+from tokenyard.kv_cache import LRUEviction
 from tokenyard.model.files import ModelFiles, resolve_model
 from tokenyard.model.loader import adapter_reasons, load_model
 from tokenyard.model.self_check import PackedReference, Part
@@ -129,16 +129,15 @@ def test_greedy_tokens_are_transformers_in_chunks_and_from_a_warm_prefix_cache(n
             assert not is_warm or all(output.num_cached_tokens for output in outputs[1:])
 
 
-class ShuffledFreeList(LRUFreeList):
+class ShuffledEviction(LRUEviction):
     """Hands out free blocks in no order, and keeps which."""
 
     handed_out: list[int]
 
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks)
-        order = list(self._order)
+        order = super().pop(num_blocks)
         random.Random(3).shuffle(order)
-        self._order.clear()
         self.append(order)
         self.handed_out = []
 
@@ -149,21 +148,21 @@ class ShuffledFreeList(LRUFreeList):
 
 
 @pytest.fixture
-def shuffled(monkeypatch: pytest.MonkeyPatch) -> list[ShuffledFreeList]:
+def shuffled(monkeypatch: pytest.MonkeyPatch) -> list[ShuffledEviction]:
     """From now on pools have their blocks in no order; the free lists that were made."""
-    made: list[ShuffledFreeList] = []
+    made: list[ShuffledEviction] = []
 
-    def make(eviction: str, num_blocks: int) -> ShuffledFreeList:
-        made.append(ShuffledFreeList(num_blocks))
+    def make(num_blocks: int) -> ShuffledEviction:
+        made.append(ShuffledEviction(num_blocks))
         return made[-1]
 
-    monkeypatch.setattr("tokenyard.kv_cache.block_pool.make_free_list", make)
+    monkeypatch.setattr("tokenyard.kv_cache.LRUEviction", make)
     return made
 
 
 @pytest.mark.parametrize("name", RUNNING)
 def test_tokens_and_prompt_logprobs_are_transformers_whole_and_in_shuffled_blocks(
-    name: str, family: FolderOf, shuffled: list[ShuffledFreeList]
+    name: str, family: FolderOf, shuffled: list[ShuffledEviction]
 ) -> None:
     folder = family(name)
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, prompt_logprobs=0, logprobs=0)

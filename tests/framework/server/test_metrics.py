@@ -65,7 +65,13 @@ OLD_NAMES = (
 
 @pytest.fixture(scope="module")
 def server(tiny_llama_dir: Path) -> Iterator[ThreadServer]:
-    overrides = ("server.served_model_name=[tiny]", "kv_cache.block_size=4", "scheduler.max_num_seqs=4")
+    overrides = (
+        "server.served_model_name=[tiny]",
+        "kv_cache.block_size=4",
+        "scheduler=priority",
+        "scheduler.max_num_seqs=4",
+        "plugins.budget_us=1e9",
+    )
     with running_server(overrides, model=tiny_llama_dir) as running:
         yield running
 
@@ -129,6 +135,21 @@ def test_histograms_have_the_buckets_that_dashboards_ask_for(server: ThreadServe
     lengths = bounds("request_prompt_tokens")
     assert lengths[:5] == [1, 2, 5, 10, 20]
     assert lengths[-2] <= server.llm.model_config.max_model_len < lengths[-2] * 2.6
+
+
+def test_plugins_are_told_by_kind_name_and_point_with_the_steps_that_they_are_a_part_of(server: ThreadServer) -> None:
+    before = Numbers(server)
+    complete(server, [5, 6, 7], max_tokens=20)
+    server.wait_until_idle()
+    after = Numbers(server)
+    key, lookup = ("policy", "priority", "waiting_key"), ("kv_cache", "paged", "lookup")
+    assert after["plugin_calls_total", *key] - before["plugin_calls_total", *key] == 1
+    assert after["plugin_calls_total", *lookup] > before["plugin_calls_total", *lookup]
+    assert after["plugin_seconds_total", *key] > before["plugin_seconds_total", *key]
+    assert after["step_seconds_total"] > before["step_seconds_total"]
+    told = [after[name] for name in ("plugin_budget_exceeded_total",) if f"tokenyard:{name}" in after.text]
+    assert told == [0]
+    assert "vllm:plugin_seconds" not in after.text
 
 
 def test_openmetrics_is_told_to_those_that_ask_for_it(server: ThreadServer) -> None:

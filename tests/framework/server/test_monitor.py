@@ -19,6 +19,8 @@ from tokenyard.engine_outputs import (
     AdmittedRequest,
     EngineCoreOutputs,
     FinishedRequest,
+    PluginStats,
+    PluginTime,
     RequestEvent,
     RequestEventKind,
     SchedulerStats,
@@ -380,6 +382,11 @@ def _stats(num_steps: int, hits: int, rejected: int) -> SchedulerStats:
         num_free_blocks=1,
         num_total_blocks=1,
         num_rejected_by_reason={"policy": rejected} if rejected else {},
+        plugins=PluginStats(
+            times=(PluginTime("policy", "p", "admit", hits / 2, hits),) if hits else (),
+            step_seconds=float(hits),
+            num_over_budget=hits,
+        ),
     )
 
 
@@ -394,6 +401,9 @@ def test_an_engine_that_was_started_again_makes_no_counter_go_down(engines: Sequ
             counters.add(_stats(number + 1, hits, hits), totals)
             assert totals.engine.prefix_cache_hits == expected
             assert totals.rejections.get("policy", 0) == expected
+            assert totals.plugin_calls.get(("policy", "p", "admit"), 0) == expected
+            assert totals.plugin_seconds.get(("policy", "p", "admit"), 0) == expected / 2
+            assert totals.engine.step_seconds == totals.engine.num_over_budget == expected
     assert totals.engine.num_steps == sum(map(len, engines))
 
 

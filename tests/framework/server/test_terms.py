@@ -76,7 +76,14 @@ def test_every_key_of_the_body_reaches_its_place() -> None:
         "request_id": "mine",
         "cache_salt": "salt",
         "timeout": 5,
-        "scheduling": {"deadline": 9, "slo": {"ttft": 0.5}, "weight": 2, "tier": "gold", "tags": ["a"]},
+        "scheduling": {
+            "deadline": 9,
+            "slo": {"ttft": 0.5},
+            "retention": "low",
+            "weight": 2,
+            "tier": "gold",
+            "tags": ["a"],
+        },
     }
     found = terms(body)
     assert (found.priority, found.label, found.cache_salt) == (-3, "mine", "salt")
@@ -85,6 +92,7 @@ def test_every_key_of_the_body_reaches_its_place() -> None:
         client_id="me",
         session_id="s",
         service_level=ServiceLevel(ttft=0.5),
+        retention="low",
         metadata=Metadata(weight=2.0, tier=Tier.GOLD, tags=("a",)),
     )
 
@@ -96,6 +104,7 @@ def test_every_header_is_converted_from_text() -> None:
         "X-Tokenyard-Session": "s",
         "X-Tokenyard-Deadline": "2.5",
         "X-Tokenyard-Slo-Tpot": "0.1",
+        "X-Tokenyard-Retention": "high",
         "X-Tokenyard-Weight": "3",
         "X-Tokenyard-Tries": "4",
         "X-Tokenyard-Is-Batch": "true",
@@ -112,6 +121,7 @@ def test_every_header_is_converted_from_text() -> None:
         client_id="12",
         session_id="s",
         service_level=ServiceLevel(tpot=0.1),
+        retention="high",
         metadata=Metadata(3.0, 4, True, Tier.GOLD, "fast", "5", ("a", "b"), {"a": 1}),
     )
 

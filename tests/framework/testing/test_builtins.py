@@ -38,20 +38,33 @@ class TestBatchWithPriority(SchedulerContract):
 
 class TestPaged(KVCacheManagerContract):
     overrides = ("kv_cache=paged",)
+    swaps = True
 
 
 class TestPagedFifo(KVCacheManagerContract):
     overrides = ("kv_cache=paged", "kv_cache.eviction=fifo")
 
 
+class TestRadix(KVCacheManagerContract):
+    overrides = ("kv_cache=radix",)
+
+
 class TestPagedWithoutCaching(KVCacheManagerContract):
     overrides = ("kv_cache=paged", "kv_cache.enable_prefix_caching=false")
     shares_prefixes = False
+    swaps = True
 
 
 class TestPagedWithWindowGroups(KVCacheManagerContract):
     overrides = ("kv_cache=paged",)
     group_windows = (None, 6, 1)
+    swaps = True
+
+
+class TestPagedWithSeveralGroups(KVCacheManagerContract):
+    overrides = ("kv_cache=paged",)
+    group_windows = (None, None)
+    swaps = True
 
 
 class TestSync(EngineCoreContract):

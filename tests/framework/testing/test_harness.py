@@ -151,6 +151,17 @@ def test_the_clock_may_be_the_tests_own() -> None:
     assert clock.now() == 7.5
 
 
+def test_a_step_may_take_a_time_that_depends_on_what_it_computes() -> None:
+    with EngineHarness(step_seconds=lambda output: 0.5 * int(output.num_scheduled_tokens.sum())) as made:
+        made.add([1, 2, 3], max_tokens=2, ignore_eos=True)
+        made.run()
+        assert made.clock.now() == 2.0  # three tokens, then one
+    with EngineHarness(step_seconds=lambda output: -1.0) as made:
+        made.add([1])
+        with pytest.raises(EngineDeadError, match=r"step_seconds .* got -1"):
+            made.step()
+
+
 def test_steps_can_take_time() -> None:
     made = harness(step_seconds=0.25)
     made.add([1, 2, 3], max_tokens=4)

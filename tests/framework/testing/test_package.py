@@ -204,7 +204,7 @@ class TestIt({suite}):
 def test_a_suite_that_does_not_say_what_it_tests_is_refused(suite: type[Contract]) -> None:
     made = type("TestNothing", (suite,), {})()
     with pytest.raises(
-        ConfigError, match=r"^TestNothing does not say which \w+ it tests: set overrides = \['\w+=.*'\]$"
+        ConfigError, match=r"^TestNothing does not say which \w+ it tests: set overrides = \['[\w.]+=.*'\]$"
     ):
         made.load()
 

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import planted_logprobs
 import planted_parts as planted
+import planted_swapping as swapping
 import pytest
 from tokenyard.config import NoOptions
 from tokenyard.descriptors import Descriptor
-from tokenyard.interfaces import Executor, ExecutorContext
+from tokenyard.interfaces import Executor, ExecutorContext, KVCacheManager
 from tokenyard.testing import (
     ContractViolation,
     EngineCoreContract,
     ExecutorContract,
     KVCacheManagerContract,
     ObserverContract,
-    PolicyContract,
     SchedulerContract,
 )
 from tokenyard.testing.contracts.base import Contract
@@ -39,30 +39,12 @@ def found(suite: Contract, part: Descriptor[NoOptions], overrides: Sequence[str]
 @pytest.mark.parametrize(
     ("make", "test", "rule"),
     [
-        (planted.LastComeFirst, "test_waiting_is_bounded", "policy.bounded_waiting"),
-        (planted.RandomOrder, "test_schedules_are_deterministic", "policy.deterministic"),
-        (planted.RandomOrder, "test_it_draws_no_random_numbers_but_the_views", "policy.no_own_randomness"),
-        (planted.ReadsTheTime, "test_it_reads_no_clock_but_the_views", "policy.no_wall_clock"),
-        (planted.ReadsAnImportedClock, "test_it_reads_no_clock_but_the_views", "policy.no_wall_clock"),
-        (planted.ReadsAClockByItsNumber, "test_it_reads_no_clock_but_the_views", "policy.no_wall_clock"),
-        (planted.IncomparableKeys, "test_every_request_ends_exactly_once", "policy.raises"),
-    ],
-)
-def test_a_broken_policy_is_found(make: type, test: str, rule: str) -> None:
-    suite = PolicyContract()
-    arguments = {"is_long": True, "is_urgent": True} if "bounded" in test else {}
-    run = lambda: getattr(suite, test)(**arguments)  # noqa: E731
-    assert found(suite, planted.policy(make), ["scheduler=planted"], run) == rule
-
-
-@pytest.mark.parametrize(
-    ("make", "test", "rule"),
-    [
         (planted.Leaking, "sound", "kv.conservation"),
         (planted.HandsOutTwice, "sound", "kv.content"),
         (planted.HalfAllocates, "sound", "kv.whole_or_nothing"),
         (planted.HalfAllocates, "test_allocation_is_whole_or_nothing", "kv.whole_or_nothing"),
         (planted.ImpureLookup, "test_looking_up_changes_nothing", "kv.lookup_pure"),
+        (planted.FreesInHashOrder, "test_it_depends_on_nothing_but_its_calls", "kv.deterministic"),
         (planted.Stingy, "sound", "kv.refuses_only_when_short"),
         (planted.ResetsInUse, "test_reset_forgets_everything_or_nothing", "kv.reset"),
         (planted.BreaksOnUnknown, "test_freeing_is_idempotent", "kv.free_idempotent"),
@@ -77,12 +59,50 @@ def test_a_broken_policy_is_found(make: type, test: str, rule: str) -> None:
 )
 def test_a_broken_manager_is_found(make: type, test: str, rule: str) -> None:
     suite = KVCacheManagerContract()
-    suite.max_examples = 60
+    suite.max_examples = 150
     if test == "sound":
         run = lambda: suite.test_blocks_are_neither_lost_nor_shared_wrongly(2)  # noqa: E731
     else:
         run = getattr(suite, test)
     assert found(suite, planted.manager(make), ["kv_cache=planted"], run) == rule
+
+
+@pytest.mark.parametrize(
+    ("make", "test", "rule"),
+    [
+        (swapping.NeverSwaps, "test_what_is_swapped_out_comes_back", "kv.swap_refuses_only_when_short"),
+        (swapping.NeverSwaps, "sound", "kv.swap_refuses_only_when_short"),
+        (swapping.SwapsAndSaysNo, "sound", "kv.swap_whole_or_nothing"),
+        (swapping.FreesWhatItSwaps, "sound", "kv.swap_copies"),
+        (swapping.NeverForgets, "sound", "kv.host_conservation"),
+        (swapping.SwapsBlocks, "sound", "kv.content"),
+        (swapping.SwapsBlocks, "test_what_is_swapped_out_comes_back", "kv.content"),
+        (swapping.LosesACopy, "sound", "kv.content"),
+        (swapping.CopiesNowhere, "sound", "kv.transfer_blocks"),
+        (swapping.CountsSharedBlocks, "sound", "kv.exclusive_blocks"),
+        (swapping.StandsStill, "sound", "kv.prefix_version"),
+        (swapping.NamesBlocksAlone, "test_names_of_blocks_tell_their_content", "kv.prefix_hashes"),
+        (swapping.ReadsAClock, "test_it_reads_no_clock", "kv.no_wall_clock"),
+    ],
+)
+def test_a_manager_that_swaps_wrongly_or_tells_what_is_not_so_is_found(
+    make: Callable[..., KVCacheManager], test: str, rule: str
+) -> None:
+    suite = KVCacheManagerContract()
+    suite.max_examples, suite.swaps, suite.group_windows = 150, True, (None, None)
+    run = getattr(suite, test, lambda: suite.test_blocks_are_neither_lost_nor_shared_wrongly(2))
+    assert found(suite, swapping.manager(make), ["kv_cache=planted"], run) == rule
+
+
+def test_the_shortest_calls_of_a_manager_are_told() -> None:
+    suite = KVCacheManagerContract()
+    suite.overrides, suite.max_examples, suite.swaps = ["kv_cache=planted"], 150, True
+    suite.descriptors = lambda: [swapping.manager(swapping.SwapsBlocks)]  # type: ignore[method-assign]
+    with pytest.raises(ContractViolation) as caught:
+        suite.test_blocks_are_neither_lost_nor_shared_wrongly(2)
+    calls = str(caught.value).partition("after:\n")[2].splitlines()
+    assert {call.split("(")[0].strip() for call in calls} >= {"admit", "compute", "swap_out", "take_back"}
+    assert len(calls) <= 8
 
 
 @pytest.mark.parametrize(
@@ -107,6 +127,7 @@ def test_a_broken_manager_is_found(make: type, test: str, rule: str) -> None:
 )
 def test_a_broken_scheduler_is_found(make: type, test: str, rule: str) -> None:
     suite = SchedulerContract()
+    suite.max_examples = 60
     assert found(suite, planted.scheduler(make), ["scheduler=planted"], getattr(suite, test)) == rule
 
 

@@ -9,7 +9,7 @@ import pytest
 from tokenyard.clock import VirtualClock
 from tokenyard.errors import ConfigError
 from tokenyard.sampling_params import SamplingParams
-from tokenyard.scheduler_output import BlockTableUpdate, RequestStart, SchedulerOutput, Slot
+from tokenyard.scheduler_output import BlockTableUpdate, HostTransfer, RequestStart, SchedulerOutput, Slot
 from tokenyard.testing import ContractViolation, ScriptedExecutor
 from tokenyard.testing.worker_side import WorkerLimits
 
@@ -18,7 +18,12 @@ Row = tuple[int, int, int, int]  # slot, tokens computed before, tokens in the s
 
 def executor(*, windows: Sequence[int | None] = (None,)) -> ScriptedExecutor:
     limits = WorkerLimits(
-        max_num_seqs=2, max_num_batched_tokens=10, block_size=4, num_blocks=8, group_windows=tuple(windows)
+        max_num_seqs=2,
+        max_num_batched_tokens=10,
+        block_size=4,
+        num_blocks=8,
+        group_windows=tuple(windows),
+        num_host_blocks=2,
     )
     return ScriptedExecutor(limits, vocab_size=100, clock=VirtualClock())
 
@@ -185,3 +190,54 @@ def test_sampling_needs_a_step_and_nothing_runs_after_shutdown() -> None:
         made.execute_model(step(0, [(0, 0, 1, 1)], new=[start("a", 0, [1], [[1]])]))
     with pytest.raises(ConfigError, match="unknown function 'f'"):
         made.collective_rpc("f")
+
+
+def copied(blocks: Sequence[int], host_blocks: Sequence[int], *, to_host: bool, group: int = 0) -> HostTransfer:
+    return HostTransfer(ints(blocks), ints(host_blocks), to_host, group)
+
+
+def swapped_out() -> ScriptedExecutor:
+    """The request of `started` left, and its first block was copied to host block 1; all blocks were written over."""
+    made = started(executor())
+    known = start("b", 1, range(90, 98), [[1, 2]])
+    out = copied([1], [1], to_host=True)
+    run(made, step(1, [(1, 0, 8, 1)], new=[known], finished=[Slot(0, 1)], host_transfers=[out]))
+    return made
+
+
+def test_what_was_copied_to_host_memory_and_back_is_what_was_there_before_the_step_wrote() -> None:
+    again = start("a", 0, range(5), [[5, 6]], hit=4, generation=2)
+    back = copied([5], [1], to_host=False)
+    run(swapped_out(), step(2, [(0, 4, 1, 2)], resumed=[again], host_transfers=[back]))
+
+
+@pytest.mark.parametrize(
+    ("transfer", "rule"),
+    [
+        (copied([5], [0], to_host=False), "kv.content"),
+        (copied([6], [1], to_host=False), "kv.content"),
+        (copied([5], [2], to_host=False), "transfer.blocks"),
+        (copied([0], [1], to_host=False), "transfer.blocks"),
+        (copied([9], [1], to_host=True), "transfer.blocks"),
+        (copied([5, 5], [0, 1], to_host=False), "transfer.blocks"),
+        (copied([5], [0, 1], to_host=False), "transfer.blocks"),
+        (copied([5], [1], to_host=False, group=1), "transfer.blocks"),
+    ],
+)
+def test_a_wrong_copy_from_host_memory_is_noticed(transfer: HostTransfer, rule: str) -> None:
+    again = start("a", 0, range(5), [[5, 6]], hit=4, generation=2)
+    assert refused(swapped_out(), step(2, [(0, 4, 1, 2)], resumed=[again], host_transfers=[transfer])) == rule
+
+
+def test_nothing_is_copied_into_blocks_that_a_step_in_flight_uses_for_who_left() -> None:
+    made = started(executor())
+    made.execute_model(step(1, [(0, 5, 1, 1)]))
+    made.sample_tokens()
+    output = step(
+        2,
+        [(1, 0, 1, 1)],
+        new=[start("b", 1, [1], [[3]])],
+        finished=[Slot(0, 1)],
+        host_transfers=[copied([2], [0], to_host=False)],
+    )
+    assert refused(made, output) == "block.reused_in_flight"

@@ -5,18 +5,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cached_property, lru_cache, wraps
 from random import Random
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 
 from tokenyard.descriptors import kind_of
 from tokenyard.errors import ConfigError, nearest
+from tokenyard.interfaces.policy import PreemptMode
 from tokenyard.launch.assemble import as_it_is
 from tokenyard.launch.compose import load_engine_config
 from tokenyard.launch.overrides import Given, parse_overrides
 from tokenyard.plugins import load_catalogue
+from tokenyard.request import FinishReason
+from tokenyard.testing.contracts.shrinking import Shrinking
 from tokenyard.testing.errors import ContractViolation
 from tokenyard.testing.harness import EngineHarness
 from tokenyard.testing.inputs import checked_overrides
@@ -41,28 +44,42 @@ class Shape:
     block_size: int = 4
     enable_prefix_caching: bool = True
     long_prefill_token_threshold: int = 0
+    preempt_mode: str | None = None  # None = the config's
+    num_host_blocks: int = 0  # for K/V that is swapped out; 0 = what the config says
+    step_seconds: float | None = None  # that each step takes; None = none
 
     def with_blocks(self, num_blocks: int) -> Shape:
         return dataclasses.replace(self, num_blocks=num_blocks)
 
     def applied(self, config: EngineConfig) -> EngineConfig:
         """`config` with these sizes. A config without prefix caching stays without."""
+        scheduler = dataclasses.replace(
+            config.scheduler,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
+        )
+        if self.preempt_mode is not None:
+            scheduler = dataclasses.replace(scheduler, preempt_mode=PreemptMode(self.preempt_mode).value)
+        host_memory = self.num_host_blocks * self.block_size or config.kv_cache.host_memory  # a scripted token: a byte
         return dataclasses.replace(
             config,
-            scheduler=dataclasses.replace(
-                config.scheduler,
-                max_num_seqs=self.max_num_seqs,
-                max_num_batched_tokens=self.max_num_batched_tokens,
-                long_prefill_token_threshold=self.long_prefill_token_threshold,
-            ),
+            scheduler=scheduler,
             kv_cache=dataclasses.replace(
                 config.kv_cache,
                 num_blocks=self.num_blocks,
                 block_size=self.block_size,
                 enable_prefix_caching=self.enable_prefix_caching and config.kv_cache.enable_prefix_caching,
+                host_memory=host_memory,
             ),
         )
 
+
+Result: TypeAlias = tuple[tuple[int, ...], str | None]
+"""A request's tokens, and why it ended."""
+
+_NO_RESULT: Result = ((), None)
+_WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 
 AMPLE = Shape(max_num_seqs=64, max_num_batched_tokens=4096, num_blocks=200, block_size=16)
 """Nothing ever waits, nothing is preempted."""
@@ -117,18 +134,40 @@ class Contract:
             + (f"; descriptors() gives {', '.join(names)}" if names else "")
         )
 
-    def for_all(self, check: Callable[..., None], *examples: SearchStrategy[Any]) -> None:
-        """Call `check` with random examples of each kind; it raises at the simplest one that it fails on."""
+    def for_all(
+        self, check: Callable[..., None], *examples: SearchStrategy[Any], max_examples: int | None = None
+    ) -> None:
+        """Call `check` with random examples of each kind; it raises at the simplest one that it fails on.
+
+        The shortest, where it is a list. A violation that does not tell what led there is told with the example.
+        """
+        failing: dict[str, object] = {}
+
+        @wraps(check)
+        def noted(**examples: object) -> None:
+            try:
+                check(**examples)
+            except ContractViolation:
+                failing.update(examples)
+                raise
+
         run = settings(
-            max_examples=self.max_examples,
+            max_examples=max_examples or self.max_examples,
             deadline=None,
             database=None,
             derandomize=True,
             report_multiple_bugs=False,
+            verbosity=Verbosity.quiet,  # the violation tells the example
             phases=[Phase.generate, Phase.shrink] if self.simplifies else [Phase.generate],
             suppress_health_check=list(HealthCheck),
         )
-        run(given(*examples)(check))()
+        try:
+            run(given(*examples)(noted))()
+        except ContractViolation as violation:
+            shrinking, told = Shrinking(check, violation), failing
+            if self.simplifies:
+                told = dict(shrinking.shorten(failing))
+            raise shrinking.violation.with_trace(_told(told)) from violation.__cause__
 
 
 class Loaded:
@@ -146,6 +185,10 @@ class Loaded:
         group_windows: Sequence[int | None] = (None,),
         step_seconds: float | None = None,
     ) -> EngineHarness:
+        if shape is not None:
+            step_seconds = step_seconds or shape.step_seconds
+            if shape.num_host_blocks and not self._can_swap:
+                shape = dataclasses.replace(shape, num_host_blocks=0)
         return EngineHarness(
             config=self.config if shape is None else shape.applied(self.config),
             catalogue=self.catalogue,
@@ -154,11 +197,28 @@ class Loaded:
             step_seconds=step_seconds,
         )
 
+    @cached_property
+    def _can_swap(self) -> bool:
+        """Whether the parts take K/V to host memory; a launch refuses it otherwise."""
+        try:
+            EngineHarness(config=Shape(num_host_blocks=1).applied(self.config), catalogue=self.catalogue).close()
+        except ConfigError:
+            return False
+        return True
+
 
 @lru_cache(maxsize=32)  # composing a config takes longer than most rules do
 def _load(overrides: tuple[str, ...], descriptors: tuple[Descriptor[Any], ...], installed: Catalogue) -> Loaded:
     config, catalogue = load_engine_config(overrides, catalogue=catalogue_with(*descriptors, installed=installed))
     return Loaded(config, catalogue)
+
+
+def _told(examples: Mapping[str, object]) -> str:
+    """What a check was given, a line each."""
+    lines: list[object] = []
+    for example in examples.values():
+        lines.extend(example if isinstance(example, list) else [example])
+    return "with:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 @contextmanager
@@ -181,6 +241,18 @@ def expect(holds: bool, rule: str, what: str) -> None:
     """A rule that does not hold is a violation."""
     if not holds:
         raise ContractViolation(rule, what)
+
+
+def check_same_tokens(rule: str, left: Mapping[str, Result], right: Mapping[str, Result], what: str) -> None:
+    """Both runs gave each request the same tokens; where one ended it early (a policy may), the first of them."""
+    for name in left.keys() | right.keys():
+        (some, one), (others, other) = left.get(name, _NO_RESULT), right.get(name, _NO_RESULT)
+        is_whole = one in _WHOLE and other in _WHOLE
+        length = min(len(some), len(others))
+        if some[:length] != others[:length] or (is_whole and (some, one) != (others, other)):
+            raise ContractViolation(
+                rule, f"{what}: '{name}' has {(some, one)} in one and {(others, other)} in the other"
+            )
 
 
 def check_equal(rule: str, left: Mapping[str, object], right: Mapping[str, object], what: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -10,18 +11,20 @@ from hypothesis import strategies as st
 
 from tokenyard.descriptors import KVCacheManagerDescriptor
 from tokenyard.interfaces.kv_cache import ExtraKey, Hit, KVCacheManager, KVCacheManagerContext
-from tokenyard.launch.assemble import chosen
+from tokenyard.launch.chosen import chosen
+from tokenyard.launch.eviction import eviction_rule_maker
 from tokenyard.parts import make_part
 from tokenyard.testing.contracts.base import AMPLE, Contract, Shape, check_equal, expect, no_errors
-from tokenyard.testing.contracts.kv_driver import DrivenRequest, KVDriver, random_calls
+from tokenyard.testing.contracts.kv_calls import KVCall, make_calls, random_calls
+from tokenyard.testing.contracts.kv_driver import DrivenRequest, KVDriver
 from tokenyard.testing.contracts.traces import Operation, arrivals, play, shapes
+from tokenyard.testing.contracts.watch import noting
 
 if TYPE_CHECKING:
     from tokenyard.testing.contracts.base import Loaded
 
-_SMALL = Shape(num_blocks=8, block_size=4)  # 32 tokens
-_SEEDS = st.integers(0, 2**32 - 1)
-_LENGTHS = st.sampled_from([2, 4, 8, 15, 30, 60])
+_SMALL = Shape(num_blocks=8, block_size=4, num_host_blocks=6)  # 32 tokens
+_CALLS = st.builds(random_calls, st.integers(0, 2**32 - 1), st.sampled_from([2, 4, 8, 15, 30, 60]))
 
 
 class KVCacheManagerContract(Contract):
@@ -29,6 +32,7 @@ class KVCacheManagerContract(Contract):
 
     `group_windows` are the K/V groups to test it with: the sliding window of each, None = full attention.
     `shares_prefixes = False` for a manager that never finds anything, as with `kv_cache.enable_prefix_caching=false`.
+    `swaps = True` for one that takes K/V to host memory: then it must, where there is room.
     """
 
     _kind = "kv_cache"
@@ -36,13 +40,19 @@ class KVCacheManagerContract(Contract):
 
     group_windows: Sequence[int | None] = (None,)
     shares_prefixes: bool = True
+    swaps: bool = False
 
     def driver(self, shape: Shape, loaded: Loaded | None = None) -> KVDriver:
         """A manager of that size, made by its factory, with a driver around it."""
         loaded = loaded or self.load()
+        shape = shape if self.swaps else dataclasses.replace(shape, num_host_blocks=0)
         config = shape.applied(loaded.config).kv_cache
         context = KVCacheManagerContext(
-            config=config, num_blocks=shape.num_blocks, group_windows=tuple(self.group_windows)
+            config=config,
+            num_blocks=shape.num_blocks,
+            num_host_blocks=shape.num_host_blocks,
+            group_windows=tuple(self.group_windows),
+            make_eviction=eviction_rule_maker(config, loaded.catalogue),
         )
         manager = make_part(
             chosen(loaded.catalogue, "kv_cache", config.name, KVCacheManagerDescriptor),
@@ -50,34 +60,104 @@ class KVCacheManagerContract(Contract):
             lambda part: part.factory(config.options, context),
         )
         return KVDriver(
-            manager, num_blocks=shape.num_blocks, block_size=shape.block_size, group_windows=self.group_windows
+            manager,
+            num_blocks=shape.num_blocks,
+            block_size=shape.block_size,
+            group_windows=self.group_windows,
+            num_host_blocks=shape.num_host_blocks,
+            swaps=self.swaps,
         )
 
     @pytest.mark.parametrize("block_size", [1, 2, 4])
     def test_blocks_are_neither_lost_nor_shared_wrongly(self, block_size: int) -> None:
-        """`kv.sound`: under any calls counts add up, hits hold equal content, and at the end every block is free."""
+        """`kv.sound`: under any calls counts add up, hits hold equal content, and at the end every block is free.
+
+        On the device and in host memory, of which there is none, a little, or enough.
+        """
         loaded = self.load()
 
-        def check(seed: int, length: int, num_blocks: int) -> None:
+        def check(calls: Sequence[KVCall], num_blocks: int, num_host_blocks: int) -> None:
             shape = Shape(num_blocks=num_blocks * len(self.group_windows), block_size=block_size)
-            driver = self.driver(shape, loaded)
+            driver = self.driver(dataclasses.replace(shape, num_host_blocks=num_host_blocks), loaded)
             with no_errors("kv.raises"):
-                random_calls(driver, seed, length)
+                make_calls(driver, calls)
             expect(driver.reset(), "kv.no_leak", "reset() returned False although every request was freed")
 
-        self.for_all(check, _SEEDS, _LENGTHS, st.sampled_from([3, 8, 16, 40]))
+        self.for_all(check, _CALLS, st.sampled_from([3, 8, 16, 40]), st.sampled_from([0, 3, 60]))
 
     def test_looking_up_changes_nothing(self) -> None:
         """`kv.lookup_pure`: the same blocks are handed out whether or not others looked something up between."""
         loaded = self.load()
 
-        def check(seed: int, length: int) -> None:
+        def check(calls: Sequence[KVCall]) -> None:
             plain, nosy = self.driver(_SMALL, loaded), self.driver(_SMALL, loaded)
-            random_calls(plain, seed, length)
-            random_calls(nosy, seed, length, num_lookups=2)
+            make_calls(plain, calls)
+            make_calls(nosy, calls, num_lookups=2)
             expect(plain.handed_out == nosy.handed_out, "kv.lookup_pure", "look-ups change which blocks are handed out")
 
-        self.for_all(check, _SEEDS, _LENGTHS)
+        self.for_all(check, _CALLS)
+
+    def test_it_depends_on_nothing_but_its_calls(self) -> None:
+        """`kv.deterministic`: which blocks are handed out depends neither on hashes of ids nor on anything else."""
+        loaded = self.load()
+
+        def check(calls: Sequence[KVCall]) -> None:
+            runs = [(salt, self.driver(_SMALL, loaded)) for salt in ("", "", "-of-another-hash", "-x")]
+            for salt, driver in runs:
+                make_calls(driver, calls, salt=salt)
+            first, *others = [driver.handed_out for _, driver in runs]
+            expect(all(first == other for other in others), "kv.deterministic", "the same calls, and other blocks")
+
+        self.for_all(check, _CALLS)
+
+    def test_it_reads_no_clock(self) -> None:
+        """`kv.no_wall_clock`: what is evicted and when does not depend on the time, so that it is so in simulation."""
+        clocks: list[str] = []
+        loaded = self.load()
+
+        def check(calls: Sequence[KVCall]) -> None:
+            driver = self.driver(_SMALL, loaded)
+            with noting(clocks, []):
+                make_calls(driver, calls)
+            expect(not clocks, "kv.no_wall_clock", f"it reads a clock: {clocks[:1]}")
+
+        self.for_all(check, _CALLS)
+
+    def test_what_is_swapped_out_comes_back(self) -> None:
+        """`kv.swapped_is_found`: from host memory, into other blocks, also for one that declines the prefix cache."""
+        if not self.swaps:
+            pytest.skip("it takes nothing to host memory")
+        shape = dataclasses.replace(self._shape(num_tokens=32), num_host_blocks=8 * len(self.group_windows))
+        for skips in (False, True):
+            driver = self.driver(shape)
+            request = DrivenRequest("a", list(range(12)), skip_prefix_cache=skips)
+            self._fill(driver, request)
+            expect(driver.swap_out(request), "kv.swap_refuses_only_when_short", "12 tokens did not fit into 32")
+            self._fill(driver, DrivenRequest("other", list(range(100, 132))))  # takes every block of the device
+            if not any(self.group_windows):
+                expect(not driver.take_back(request), "kv.whole_or_nothing", "12 tokens fitted where none were free")
+            driver.free(driver.live["other"])
+            request.append(7)  # a token that was on its way
+            expect(driver.take_back(request), "kv.whole_or_nothing", "13 tokens did not fit")
+            self._fill_rest(driver, request)
+
+    def test_names_of_blocks_tell_their_content(self) -> None:
+        """`kv.prefix_hashes`: blocks of two requests have one name only where they begin alike up to their end."""
+        driver = self.driver(self._shape(num_tokens=64))
+        tokens = [[1] * 13, [1] * 8 + [2] * 5, [2] * 13, [1] * 5]
+        requests = [
+            DrivenRequest(f"{number}{salt}", list(one), cache_salt=salt)
+            for number, one in enumerate(tokens)
+            for salt in (None, "tenant")
+        ]
+        names = [driver.manager.prefix_hashes(request) for request in requests]
+        for one, own in zip(requests, names, strict=True):
+            most = (one.num_tokens - 1) // 4
+            expect(len(own) <= most, "kv.prefix_hashes", f"{one} has {len(own)} names; {most} blocks may be found")
+            for other, its in zip(requests, names, strict=True):
+                for block, (name, another) in enumerate(zip(own, its, strict=False)):
+                    is_same = one.chain.digests[4 * block + 3] == other.chain.digests[4 * block + 3]
+                    expect(is_same or name != another, "kv.prefix_hashes", f"{one} and {other} share name {block}")
 
     def test_allocation_is_whole_or_nothing(self) -> None:
         """`kv.whole_or_nothing`: too few blocks: None, nothing changed, and what fits still fits."""
@@ -227,6 +307,9 @@ class KVCacheManagerContract(Contract):
     def _fill(self, driver: KVDriver, request: DrivenRequest) -> None:
         expect(driver.admit(request) is not None, "kv.refuses_only_when_short", f"'{request.request_id}' did not fit")
         driver.compute(request, request.num_tokens)
+
+    def _fill_rest(self, driver: KVDriver, request: DrivenRequest) -> None:
+        expect(driver.compute(request, request.num_tokens), "kv.refuses_only_when_short", f"{request} did not fit")
 
     def _needs_sharing(self) -> None:
         if not self.shares_prefixes or not self.load().config.kv_cache.enable_prefix_caching:

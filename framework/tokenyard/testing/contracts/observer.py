@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tokenyard.testing.contracts.base import Contract, Loaded, Shape, check_equal, expect, no_errors
+from tokenyard.testing.contracts.base import Contract, Loaded, Result, Shape, check_equal, expect, no_errors
 from tokenyard.testing.contracts.recorders import Recorder
-from tokenyard.testing.contracts.traces import Operation, Player, Result, shapes, traces
+from tokenyard.testing.contracts.traces import Operation, Player, shapes, traces
 from tokenyard.testing.errors import ContractViolation
 
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, overload
 
 from hypothesis import strategies as st
 
 from tokenyard.errors import CapacityError
-from tokenyard.request import FinishReason
-from tokenyard.testing.contracts.base import Shape, seeded
+from tokenyard.request import FinishReason, ServiceLevel
+from tokenyard.testing.contracts.base import Result, Shape, seeded
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from random import Random
 
+    from tokenyard.scheduler_output import SchedulerOutput
     from tokenyard.testing.harness import EngineHarness
 
 EOS = 50256
@@ -33,6 +35,22 @@ class Add:
     eos_at: int  # index of the output token that is EOS, if it gets that far
     priority: int
     salt: str | None = None
+    client: int | None = None
+    session: int | None = None
+    service_level: ServiceLevel | None = None
+    deadline: float | None = None  # seconds from now; only in traces in which anything may happen
+
+    @property
+    def num_outputs(self) -> int:
+        """How long its output is, when nothing else ends it."""
+        return min(self.max_tokens, self.eos_at + 1)
+
+    def __str__(self) -> str:
+        ends = f", EOS at {self.eos_at}" if self.eos_at < self.max_tokens else ""
+        names = ("priority", "salt", "client", "session", "service_level", "deadline")
+        hints = "".join(f", {name}={getattr(self, name)}" for name in names if getattr(self, name) not in (None, 0))
+        prompt = f"{self.num_shared} tokens of family {self.family} and {self.num_own} of its own"
+        return f"add({prompt}, max_tokens={self.max_tokens}{ends}{hints})"
 
     def prompt(self, number: int) -> list[int]:
         shared = [1000 * self.family + position for position in range(self.num_shared)]
@@ -67,10 +85,10 @@ class Advance:
 
 
 Operation: TypeAlias = Add | Steps | Finish | Reset | Advance
-Result: TypeAlias = tuple[tuple[int, ...], str | None]
 
 _LENGTHS = [1, 2, 3, 5, 8, 12, 20, 20, 30, 30, 40]
 _SEEDS = st.integers(0, 2**32 - 1)
+_LEVELS = [None, None, ServiceLevel(ttft=0.5), ServiceLevel(ttft=5.0, tpot=0.5), ServiceLevel(e2e=30.0)]
 
 
 def arrivals() -> st.SearchStrategy[list[Operation]]:
@@ -83,28 +101,28 @@ def traces() -> st.SearchStrategy[list[Operation]]:
     return st.builds(_trace, _SEEDS, st.sampled_from(_LENGTHS))
 
 
-def shapes() -> st.SearchStrategy[Shape]:
-    """Small engines: a few blocks, a few requests, a small budget."""
-    return st.builds(_shape, _SEEDS)
+def shapes(preempt_mode: str | None = None) -> st.SearchStrategy[Shape]:
+    """Small engines: a few blocks, a few requests, a small budget; None = preemption as the config says."""
+    return st.builds(_shape, _SEEDS, st.just(preempt_mode))
 
 
 # Drawn from a seed rather than element by element: Hypothesis prefers short lists of small numbers, in which nothing is
-# ever crowded. It still finds the shortest trace that fails.
+# ever crowded, and tries many that are nearly alike. A trace that fails is shortened afterwards (`Shrinking`).
 
 
 def _arrivals(seed: int, length: int) -> list[Operation]:
     draw = seeded(seed)
     kinds = draw.choices(["add", "steps", "time"], [6, 3, 1], k=length)
-    return [_operation(kind, draw) for kind in kinds]
+    return [_operation(kind, draw, anything=False) for kind in kinds]
 
 
 def _trace(seed: int, length: int) -> list[Operation]:
     draw = seeded(seed)
     kinds = draw.choices(["add", "steps", "time", "finish", "reset"], [10, 7, 1, 3, 2], k=length)
-    return [_operation(kind, draw) for kind in kinds]
+    return [_operation(kind, draw, anything=True) for kind in kinds]
 
 
-def _operation(kind: str, draw: Random) -> Operation:
+def _operation(kind: str, draw: Random, *, anything: bool) -> Operation:
     match kind:
         case "add":
             return Add(
@@ -115,6 +133,10 @@ def _operation(kind: str, draw: Random) -> Operation:
                 eos_at=draw.randint(0, 3 * MAX_OUTPUT),
                 priority=draw.randint(0, 2),
                 salt=draw.choice([None, None, None, "tenant"]),
+                client=draw.choice([None, 0, 1, 2]),
+                session=draw.choice([None, None, 0, 1]),
+                service_level=draw.choice(_LEVELS),
+                deadline=draw.choice([None] * 7 + [8.0]) if anything else None,
             )
         case "steps":
             return Steps(draw.randint(1, 6))
@@ -125,7 +147,7 @@ def _operation(kind: str, draw: Random) -> Operation:
     return Reset()
 
 
-def _shape(seed: int) -> Shape:
+def _shape(seed: int, preempt_mode: str | None) -> Shape:
     draw = seeded(seed)
     block_size = draw.choice([1, 2, 4, 16])
     num_tokens = MAX_PROMPT + MAX_OUTPUT + draw.choice([0, 5, 30])  # the longest request fits the empty pool
@@ -136,18 +158,37 @@ def _shape(seed: int) -> Shape:
         block_size=block_size,
         enable_prefix_caching=draw.random() < 0.7,
         long_prefill_token_threshold=draw.choice([0, 0, 3]),
+        preempt_mode=preempt_mode,
+        num_host_blocks=draw.choice([1, 4, 40]) if preempt_mode == "swap" else 0,
+        step_seconds=draw.choice([None, 0.2, 3.0]),
     )
 
 
 class Player:
-    """Plays a trace on an engine and keeps its schedule; with `asks_logprobs` most requests ask for some."""
+    """Plays a trace on an engine and keeps its schedule; with `asks_logprobs` most requests ask for some.
 
-    def __init__(self, harness: EngineHarness, *, asks_logprobs: bool = False) -> None:
+    `salt` ends every id, of requests, clients and sessions: their order stays, their hashes are others. `tells` is what
+    an oracle is told of a request; None = how long its output is.
+    """
+
+    def __init__(
+        self,
+        harness: EngineHarness,
+        *,
+        asks_logprobs: bool = False,
+        salt: str = "",
+        tells: Callable[[Add], int] | None = None,
+    ) -> None:
         self.harness = harness
         self._asks_logprobs = asks_logprobs
-        self.schedule: list[dict[str, int]] = []  # of each step: id -> tokens
+        self._salt = salt
+        self._tells = tells or (lambda add: add.num_outputs)
+        self.schedule: list[dict[str, int]] = []  # of each step: id without salt -> tokens
+        self._num_added = 0
         self._eos_at: dict[str, int] = {}
         self._gave_none: set[tuple[str, int]] = set()
+        self._on_execute = harness.executor.on_execute
+        harness.executor.on_execute = self._note
 
     def play(self, operations: Sequence[Operation]) -> None:
         for operation in operations:
@@ -161,7 +202,7 @@ class Player:
                 for _ in range(count):
                     self.step()
             case Finish(which, reason):
-                self.harness.finish([f"r{which}", "unknown"], reason)
+                self.harness.finish([self._id("r", which), "unknown"], reason)
             case Reset():
                 self.harness.reset_prefix_cache()
             case Advance(seconds):
@@ -169,7 +210,6 @@ class Player:
 
     def step(self) -> None:
         self.harness.step(self._sample)
-        self.schedule.append(self.harness.scheduled if self.harness.last_outputs else {})
 
     def finish(self) -> Mapping[str, Result]:
         """Run until everything has ended; how each request ended."""
@@ -182,21 +222,31 @@ class Player:
 
     def results(self) -> Mapping[str, Result]:
         return {
-            name: (tuple(record.output_token_ids), record.finish_reason)
+            self._unsalted(name): (tuple(record.output_token_ids), record.finish_reason)
             for name, record in self.harness.requests.items()
         }
 
+    def _note(self, output: SchedulerOutput) -> None:
+        self._on_execute(output)
+        self.schedule.append({self._unsalted(name): count for name, count in self.harness.scheduled.items()})
+
     def _add(self, operation: Add) -> None:
-        number = len(self.harness.requests)
-        self._eos_at[f"r{number}"] = operation.eos_at
+        number, self._num_added = self._num_added, self._num_added + 1
+        request_id = self._id("r", number)
+        self._eos_at[request_id] = operation.eos_at
+        deadline = operation.deadline
         try:
             self.harness.add(
                 operation.prompt(number),
-                f"r{number}",
+                request_id,
                 priority=operation.priority,
                 max_tokens=operation.max_tokens,
                 cache_salt=operation.salt,
-                client=f"c{operation.family}",
+                client=self._id("c", operation.client),
+                session=self._id("s", operation.session),
+                service_level=operation.service_level,
+                deadline=None if deadline is None else self.harness.clock.now() + deadline,
+                true_output_tokens=self._tells(operation),
                 logprobs=number % 3 if self._asks_logprobs and number % 4 else None,
                 prompt_logprobs=number % 2 if self._asks_logprobs and number % 3 else None,
             )
@@ -206,14 +256,27 @@ class Player:
     def _sample(self, request_id: str) -> list[int]:
         """The token of this position, by id; now and then a row samples two, as under speculation, or none at first."""
         index = len(self.harness.request(request_id).output_token_ids)
-        kind = _number(request_id, index) % 16
+        kind = _number(self._unsalted(request_id), index) % 16
         if kind == 0 and (request_id, index) not in self._gave_none:
             self._gave_none.add((request_id, index))
             return []
         return [self._token(request_id, one) for one in range(index, index + (2 if kind == 1 else 1))]
 
     def _token(self, request_id: str, index: int) -> int:
-        return EOS if index == self._eos_at.get(request_id) else 1 + _number(request_id, index) % 1000
+        if index == self._eos_at.get(request_id):
+            return EOS
+        return 1 + _number(self._unsalted(request_id), index) % 1000
+
+    @overload
+    def _id(self, kind: str, number: int) -> str: ...
+    @overload
+    def _id(self, kind: str, number: int | None) -> str | None: ...
+    def _id(self, kind: str, number: int | None) -> str | None:
+        """Ids in the order of their numbers."""
+        return None if number is None else f"{kind}{number:03}{self._salt}"
+
+    def _unsalted(self, request_id: str) -> str:
+        return request_id.removesuffix(self._salt)
 
 
 def _number(request_id: str, index: int) -> int:

@@ -1,0 +1,1 @@
+"""Hydra YAML that joins Tokenyard's config groups."""
