@@ -10,7 +10,7 @@ from tokenyard import PolicyDescriptor, hookimpl
 from tokenyard.interfaces import PreemptMode, SchedulingPolicy, keep_turns
 
 if TYPE_CHECKING:
-    from tokenyard.interfaces import PolicyContext, RequestView, SchedulerView
+    from tokenyard.interfaces import PolicyContext, Preemption, RequestView, SchedulerView
     from tokenyard.request import FinishReason
 
 
@@ -40,6 +40,7 @@ class LASPolicy(SchedulingPolicy):
         self._quantum, self._limits = options.quantum, context
         self._is_free = context.preempt_mode is PreemptMode.PAUSE  # to displace
         self._outputs: dict[str, int] = {}  # of live requests, when they last entered the batch
+        self._lost: dict[str, int] = {}  # computed tokens of those that lost a prefill
 
     def waiting_key(self, request: RequestView, view: SchedulerView) -> int:
         return self._key(request)[0]
@@ -57,13 +58,19 @@ class LASPolicy(SchedulingPolicy):
         for request in requests:
             self._outputs[request.request_id] = request.num_output_tokens
 
+    def on_preempt(self, preemptions: Sequence[Preemption], view: SchedulerView) -> None:
+        for request, num_lost, _ in preemptions:
+            self._lost[request.request_id] = max(num_lost, self._lost.get(request.request_id, 0))
+
     def on_finish(self, requests: Sequence[RequestView], reasons: Sequence[FinishReason], view: SchedulerView) -> None:
         for request in requests:
             self._outputs.pop(request.request_id, None)
+            self._lost.pop(request.request_id, None)
 
     def _key(self, request: RequestView) -> tuple[int]:
-        known = request.num_prompt_tokens + request.num_output_tokens
-        return ((known if request.num_output_tokens else request.num_computed_tokens) // self._quantum,)
+        if request.num_output_tokens:
+            return ((request.num_prompt_tokens + request.num_output_tokens) // self._quantum,)
+        return (max(request.num_computed_tokens, self._lost.get(request.request_id, 0)) // self._quantum,)
 
     def _may_lose(self, request: RequestView) -> bool:
         return self._is_free or request.num_output_tokens > self._outputs[request.request_id]

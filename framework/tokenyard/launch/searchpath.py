@@ -11,8 +11,8 @@ The script's primary config, for instance `conf/app.yaml`, is
       max_num_seqs: 8
     prompts: [Hello]   # the script's own
 
-and `app.py scheduler=wspt scheduler.policy.ageing=2` works for every installed plugin. The alias `config` of `tokenyard`
-is hidden by a file `config.yaml` of the script's own.
+and `app.py scheduler=wspt scheduler.policy.ageing=2` works for every installed plugin. The alias `config` of
+`tokenyard` is hidden by a file `config.yaml` of the script's own.
 
 Our Hydra plugin calls `extend` before the script's config is composed, when a YAML file directly in the primary config
 folder, a config stored in Python or the command line names `tokenyard.configs`. A notebook that uses `hydra.initialize`

@@ -68,7 +68,8 @@ def _from_headers(http: Request, metadata_type: type) -> dict[str, object]:
     """The keys that the headers give, `priority` and `timeout` among them."""
     types: dict[str, object] = {"priority": int, "timeout": float, "deadline": float, "client": str, "session": str}
     own = type_hints(metadata_type)
-    types |= dict.fromkeys(_SLO, float) | {"retention": str} | {name: type_ for name, type_ in own.items() if name not in HINT_KEYS}
+    types |= dict.fromkeys(_SLO, float) | {"retention": str}
+    types |= {name: type_ for name, type_ in own.items() if name not in HINT_KEYS}
     told: dict[str, object] = {}
     slo: dict[str, object] = {}
     for header, text in http.headers.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Self
 
 from tokenyard.errors import TokenyardError
@@ -54,8 +54,7 @@ class EngineHarness:
     - `config`: a config that was made already, such as another harness's, instead of overrides.
     - `eos_token_id`: what ends a request; None = 50256, or the last one of a smaller vocabulary.
     - `group_windows`: the sliding window of each K/V group, None = full attention.
-    - `clock`: None = a VirtualClock, which `advance` moves; `step_seconds` is how long each step takes: a
-      number, or a function of its SchedulerOutput.
+    - `clock`: None = a VirtualClock, which `advance` moves; `step_seconds` of a step: a number, or a function of it.
     - `decorate`: called with each part as it is made, returns what is used instead.
     - `checks=False` leaves out the checks after each call, for long runs; `check_invariants` still makes them. A record
       is then brought up to date when `request` or `requests` is asked for it.
@@ -294,7 +293,7 @@ class EngineHarness:
 
     @property
     def has_requests(self) -> bool:
-        """Whether any request has not ended."""
+        """Whether any request has not ended, steps in flight included."""
         return self.core.has_requests()
 
     @property
@@ -315,8 +314,7 @@ class EngineHarness:
 
     def blocks(self, request_id: str, group: int = 0) -> list[int]:
         """The block table of a request in a K/V group."""
-        tables = self.kv_cache_manager.block_ids(self._ledger.get(request_id))
-        return [int(block_id) for block_id in tables[group]]
+        return list(map(int, self.kv_cache_manager.block_ids(self._ledger.get(request_id))[group]))
 
     @property
     def scheduled(self) -> dict[str, int]:
@@ -338,20 +336,20 @@ class EngineHarness:
 
     def check_invariants(self) -> None:
         """Raise ContractViolation, naming the rule, when requests, blocks, slots or counters do not fit together."""
-        try:
-            self._state.check()
-        except ContractViolation as violation:
-            raise self._trace.told(violation) from None
+        self._checked(self._state.check)
 
     def check_idle(self) -> None:
         """Nothing is left behind once every request has ended (S25)."""
         self.check_invariants()
-        try:
-            self._state.check_idle()
-        except ContractViolation as violation:
-            raise self._trace.told(violation) from None
+        self._checked(self._state.check_idle)
 
     # Inside
+
+    def _checked(self, check: Callable[[], None]) -> None:
+        try:
+            check()
+        except ContractViolation as violation:
+            raise self._trace.told(violation) from None
 
     def _is_frozen(self) -> bool:
         return self._pause_mode in (PauseMode.KEEP, PauseMode.ABORT)

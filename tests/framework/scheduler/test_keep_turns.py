@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pytest
+from tokenyard import PolicyDescriptor
 from tokenyard.interfaces import PolicyContext, RequestView, SchedulerView, SchedulingPolicy, keep_turns
 from tokenyard.testing import EngineHarness, catalogue_with
-
-from tokenyard import PolicyDescriptor
 
 
 class Numbered(SchedulingPolicy):

@@ -31,7 +31,8 @@ class RequestMeta(RequestBody):
         Field(None, description="Seconds after which the request is aborted, waiting or running.")
     )
     scheduling: dict[str, JsonValue] | None = Field(
-        None, description="Hints for the scheduler: deadline, client, session, slo, retention, and those of the active policy."
+        None,
+        description="Hints for the scheduler: deadline, client, session, slo, retention, and those of the policy.",
     )
     cache_salt: Annotated[str, Field(strict=True, min_length=1, max_length=MAX_SALT)] | None = Field(
         None, description="Requests with different salts never share prefix-cache blocks."

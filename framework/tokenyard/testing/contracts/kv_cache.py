@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tokenyard.testing.contracts.base import Loaded
 
 _SMALL = Shape(num_blocks=8, block_size=4, num_host_blocks=6)  # 32 tokens
-_CALLS = st.builds(random_calls, st.integers(0, 2**32 - 1), st.sampled_from([2, 4, 8, 15, 30, 60]))
+_CALLS = st.builds(random_calls, st.integers(0, 2**32 - 1), st.sampled_from([2, 4, 8, 15, 30, 60, 60]))
 
 
 class KVCacheManagerContract(Contract):
@@ -83,7 +83,7 @@ class KVCacheManagerContract(Contract):
                 make_calls(driver, calls)
             expect(driver.reset(), "kv.no_leak", "reset() returned False although every request was freed")
 
-        self.for_all(check, _CALLS, st.sampled_from([3, 8, 16, 40]), st.sampled_from([0, 3, 60]))
+        self.for_all(check, _CALLS, st.sampled_from([3, 8, 16, 40]), st.sampled_from([5, 60]))
 
     def test_looking_up_changes_nothing(self) -> None:
         """`kv.lookup_pure`: the same blocks are handed out whether or not others looked something up between."""

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
     from tokenyard.request import Retention
 
-_WEIGHTS: Mapping[str, int] = MappingProxyType(
-    {"admit": 5, "compute": 6, "decode": 6, "free": 3, "reset": 1, "swap_out": 2, "take_back": 4, "forget": 1}
+_MIXES: Sequence[Mapping[str, int]] = (
+    MappingProxyType({"admit": 5, "compute": 6, "decode": 6, "free": 3, "reset": 1}),
+    MappingProxyType({"admit": 4, "compute": 8, "decode": 2, "free": 1, "swap_out": 6, "take_back": 8, "forget": 1}),
 )
+"""How often each call is made: in traces without and with swapping."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,8 @@ class KVCall:
 def random_calls(seed: int, length: int) -> list[KVCall]:
     """So many calls."""
     draw = seeded(seed)
-    kinds = draw.choices(list(_WEIGHTS), list(_WEIGHTS.values()), k=length)
+    weights = draw.choice(_MIXES)
+    kinds = draw.choices(list(weights), list(weights.values()), k=length)
     return [_call(kind, draw) for kind in kinds]
 
 
@@ -96,9 +99,9 @@ def _call(kind: str, draw: Random) -> KVCall:
     return KVCall(
         kind,
         which=draw.randint(0, 99),
-        count=draw.randint(1, 9),
+        count=draw.randint(1, 12),
         tokens=tuple(tokens),
         salt=draw.choice([None, None, "tenant"]),
         retention=draw.choice(RETENTION_LEVELS),
-        skips=draw.random() < 0.3,
+        skips=draw.random() < 0.5,
     )
