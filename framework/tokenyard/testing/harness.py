@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from tokenyard.testing.scripted import Script
 
 
+_FROZEN = (PauseMode.KEEP, PauseMode.ABORT)
+
+
 class EngineHarness:
     """What the overrides choose around a `ScriptedExecutor`; everything is checked after every call.
 
@@ -214,7 +217,9 @@ class EngineHarness:
             self.executor.worker.end(end.request_id for end in outputs.finished)
             self._trace.explain(self._told(outputs))
             self._look(is_after_step=True)
-            if self._checks and not (was_busy or self.executor.executed or outputs.finished or self._is_frozen()):
+            if self._checks and not (
+                was_busy or self.executor.executed or outputs.finished or self._pause_mode in _FROZEN
+            ):
                 self._state.check_not_stalled()
         return outputs
 
@@ -329,8 +334,8 @@ class EngineHarness:
     @property
     def sampled(self) -> dict[str, list[int]]:
         """Id -> tokens sampled in the step that landed in the last call of `step`, whatever became of them."""
-        rows = (row for step in self.executor.landed for row in step.rows if row.samples)
-        return {row.held.request_id: list(row.sampled) for row in rows}
+        landed = self.executor.landed
+        return {row.held.request_id: list(row.sampled) for step in landed for row in step.rows if row.samples}
 
     # Checks
 
@@ -351,9 +356,6 @@ class EngineHarness:
         except ContractViolation as violation:
             raise self._trace.told(violation) from None
 
-    def _is_frozen(self) -> bool:
-        return self._pause_mode in (PauseMode.KEEP, PauseMode.ABORT)
-
     def _end(self, request_ids: Sequence[str], reason: FinishReason) -> None:
         self._ledger.end(request_ids, reason)
         self.executor.worker.end(request_ids)
@@ -363,10 +365,9 @@ class EngineHarness:
         try:
             outputs = self.core.step()
         except TokenyardError:
-            if self.executor.script_error is not None:
-                raise self.executor.script_error from None
-            if self.executor.violation is not None:  # told as what it is, not as the death of an engine
-                raise self.executor.violation from None
+            cause = self.executor.script_error or self.executor.violation  # what it is, not the death of an engine
+            if cause is not None:
+                raise cause from None
             raise
         self._has_failed = False
         return outputs

@@ -74,7 +74,7 @@ def test_a_broken_manager_is_found(make: type, test: str, rule: str) -> None:
         (swapping.NeverSwaps, "sound", "kv.swap_refuses_only_when_short"),
         (swapping.SwapsAndSaysNo, "sound", "kv.swap_whole_or_nothing"),
         (swapping.FreesWhatItSwaps, "sound", "kv.swap_copies"),
-        (swapping.NeverForgets, "sound", "kv.host_conservation"),
+        (swapping.NeverForgets, "sound", "kv.forget_swapped"),
         (swapping.SwapsBlocks, "sound", "kv.content"),
         (swapping.SwapsBlocks, "test_what_is_swapped_out_comes_back", "kv.content"),
         (swapping.LosesACopy, "sound", "kv.content"),

@@ -138,11 +138,12 @@ class KVDriver:
     def forget_swapped(self, request: DrivenRequest) -> None:
         """A request that was swapped out has ended."""
         with self._trace.call(f"forget_swapped({request})"):
+            num_free = self._num_free_host
             self.manager.forget_swapped(request)
-            self.swapped.pop(request.request_id, None)
+            is_there = self.manager.lookup(request).swapped or self._num_free_host == num_free
+            if self.swapped.pop(request.request_id, None) is request and is_there:
+                raise ContractViolation("kv.forget_swapped", f"what host memory had of {request} is still there")
             request.num_swapped = 0
-            if (hit := self.lookup(request)).swapped:
-                raise ContractViolation("kv.forget_swapped", f"{hit.swapped} tokens of {request} are still there")
             self._check_host()
 
     def lookup(self, request: DrivenRequest) -> Hit:
