@@ -59,6 +59,8 @@ def test_the_example_policy_is_installed_inactive_and_runs_when_named(
     )
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)["token_ids"]) == 3
+    preset = installed.tokenyard("config", "--json", "scheduler=wspt_fair", cwd=tmp_path)
+    assert json.loads(preset.stdout)["scheduler.policy.ageing"]["value"] == 50.0
 
 
 @pytest.mark.parametrize(

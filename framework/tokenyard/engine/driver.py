@@ -66,6 +66,7 @@ def drive(
     whoever drives it has to resume it: UserError.
     """
     source = arrivals or NoArrivals()
+    has_insisted = False
     while until is None or not until():
         for request in source.due(clock.now()):
             engine.add_request(request)
@@ -73,11 +74,15 @@ def drive(
             outputs = engine.step()
             deliver(outputs)
             if outputs.did_run or not engine.has_requests():
+                has_insisted = False
                 continue
         elif source.is_exhausted():
             return
         moments = [moment for moment in (engine.wake_at(), source.next_time()) if moment is not None]
         if not moments and (source.event is None or source.is_exhausted()):
+            if not has_insisted and not engine.is_paused:
+                has_insisted = True  # the time for which it waited may have come between its step and this question
+                continue
             raise _stuck(engine)
         if source.event is not None:  # live: nothing else would notice that a worker has died
             engine.check_health()

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from itertools import chain, islice, zip_longest
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Sequence
 
     from tokenyard.scheduler.request_state import Request
 
 Rank: TypeAlias = tuple[int, object, float, str]
 """A place in the line: (front first, key, arrival, id). No two requests that wait have the same."""
+
+
+def index_of(rank: Rank, entries: Sequence[tuple[Rank, Any]], start: int = 0) -> int:
+    """Where the entry with this very rank is, from `start` on.
+
+    A policy's keys are its own objects: where they no longer compare as they did, it is looked for one by one.
+    """
+    try:
+        index = bisect_left(entries, (rank,), lo=start)
+    except (Exception, SystemExit):
+        index = len(entries)
+    if index < len(entries) and entries[index][0] is rank:
+        return index
+    return next(index for index in range(start, len(entries)) if entries[index][0] is rank)
 
 
 class ClientLines:
@@ -33,13 +47,17 @@ class ClientLines:
         first = line[0][0]
         insort(line, (rank, request))
         if line[0][0] is not first:
-            self._replace_head(first, line[0][0], client)
+            try:
+                self._replace_head(first, line[0][0], client)
+            except BaseException:
+                del line[0]
+                raise
 
     def remove(self, rank: Rank, client: str | None) -> None:
         """Take out who has this rank."""
         line = self._lines[client]
         first = line[0][0]
-        del line[bisect_left(line, (rank,))]
+        del line[index_of(rank, line)]
         if not line:
             del self._lines[client]
         if not line or line[0][0] is not first:
@@ -55,6 +73,6 @@ class ClientLines:
         return list(islice((request for request in rounds if request is not None), limit))
 
     def _replace_head(self, old: Rank, new: Rank | None, client: str | None) -> None:
-        del self._heads[bisect_left(self._heads, (old,))]
         if new is not None:
             insort(self._heads, (new, client))
+        del self._heads[index_of(old, self._heads)]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Literal
 
 from tokenyard.errors import PluginError, TokenyardError
 from tokenyard.interfaces.policy import AdmitDecision, PreemptMode, SchedulingPolicy
+from tokenyard.scheduler.plugin_words import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -66,6 +70,21 @@ def refuse_misspelt(policy: SchedulingPolicy) -> None:
             )
 
 
+def refuse_uncalled(policy: SchedulingPolicy) -> None:
+    """Raise PluginError for methods that would not do what they look like: coroutines, and functions of an object."""
+    for name in sorted(overridden(policy)):
+        if inspect.iscoroutinefunction(getattr(policy, name)):
+            raise PluginError(
+                f"policy {type(policy).__name__}: '{name}' is an async function, which nobody awaits; it must be plain"
+            )
+    own = sorted((DECISION_POINTS | EVENTS) & set(getattr(policy, "__dict__", ())) - overridden(policy))
+    if own:
+        raise PluginError(
+            f"policy {type(policy).__name__} sets {', '.join(own)} on the object, where nobody looks; define a method "
+            "of the class"
+        )
+
+
 def refuse_unasked(policy: SchedulingPolicy, asked: frozenset[str], scheduler: str) -> None:
     """Raise PluginError when the policy decides something that this scheduler does not ask."""
     unasked = sorted((overridden(policy) & DECISION_POINTS) - asked)
@@ -78,6 +97,7 @@ def refuse_unasked(policy: SchedulingPolicy, asked: frozenset[str], scheduler: s
 
 _ACCEPT = AdmitDecision.accept()
 _UNTIMED: AbstractContextManager[None] = nullcontext()
+_NEVER = 1e18  # seconds; a time that far away is none
 _HOLDING = frozenset({"waiting_order", "running_order", "token_budget", "prefill_budget", "chunk_size", "max_running"})
 """Points by which a policy may keep a step from running what could run."""
 
@@ -85,7 +105,8 @@ _HOLDING = frozenset({"waiting_order", "running_order", "token_budget", "prefill
 class PolicyCalls:
     """A policy as the scheduler asks it. What the policy does not override is answered here, without a call.
 
-    What a policy raises becomes a PluginError that names it and the method, and a policy cannot end the process.
+    It is given lists of its own, so what it does to them changes nothing. What it raises becomes a PluginError that
+    names it and the method, and it cannot end the process.
     """
 
     def __init__(
@@ -96,6 +117,7 @@ class PolicyCalls:
         timers: Mapping[str, AbstractContextManager[None]] | None = None,
     ) -> None:
         refuse_misspelt(policy)
+        refuse_uncalled(policy)
         refuse_unasked(policy, asked, scheduler)
         self._policy = policy
         self._own = overridden(policy)
@@ -105,7 +127,7 @@ class PolicyCalls:
         self.wants_steps = "on_step" in self._own
         self.can_hold = bool(self._own & _HOLDING)
         self.waiting_window = _checked_window(policy)
-        self.window_by_client = policy.window_by_client and "waiting_order" in self._own
+        self.window_by_client = _checked_by_client(policy) and "waiting_order" in self._own
         self.unmute()
 
     def use(self, view: SchedulerView) -> None:
@@ -137,7 +159,9 @@ class PolicyCalls:
         decision = self._ask("admit", request)
         if not isinstance(decision, AdmitDecision) or decision.kind not in ("accept", "reject", "defer"):
             raise self._wrong("admit", decision, "AdmitDecision.accept(), .reject(reason) or .defer(reason)")
-        return decision
+        if decision.reason is None or isinstance(decision.reason, str):
+            return decision
+        return AdmitDecision(decision.kind, shown(decision.reason, as_text=True))
 
     def waiting_key(self, request: Request) -> object:
         return self._ask("waiting_key", request) if "waiting_key" in self._asked else ()
@@ -164,20 +188,20 @@ class PolicyCalls:
         if not self.sizes_chunks:
             return num_left
         size = self._ask("chunk_size", request, num_left)
-        if not isinstance(size, int) or not 0 <= size <= num_left:
+        if not isinstance(size, Integral) or not 0 <= int(size) <= num_left:
             raise self._wrong("chunk_size", size, f"a number of tokens from 0 to {num_left}")
         return int(size)
 
     def victim(self, candidates: Sequence[Request], num_blocks_needed: int) -> Request:
         if "victim" not in self._asked:
             return candidates[-1]
-        chosen = self._ask("victim", candidates, num_blocks_needed)
+        chosen = self._ask("victim", list(candidates), num_blocks_needed)
         for request in candidates:
             if request is chosen:
                 return request
         raise PluginError(
-            f"policy {self.name} chose {chosen!r} as victim, which is none of the {len(candidates)} candidates it was "
-            "given"
+            f"policy {self.name} chose {shown(chosen)} as victim, which is none of the {len(candidates)} candidates it "
+            "was given"
         )
 
     def preempt_mode(self, request: Request, default: PreemptMode) -> PreemptMode:
@@ -188,7 +212,7 @@ class PolicyCalls:
             return default
         try:
             return PreemptMode(mode)
-        except ValueError:
+        except (Exception, SystemExit):
             allowed = ", ".join(f"PreemptMode.{one.name}" for one in PreemptMode)
             raise self._wrong("preempt_mode", mode, f"{allowed} or None") from None
 
@@ -196,10 +220,11 @@ class PolicyCalls:
         if "wake_at" not in self._asked:
             return None
         moment = self._ask("wake_at")
-        if moment is None or moment == math.inf:
+        if moment is None:
             return None
-        if isinstance(moment, int | float) and not math.isnan(moment):
-            return moment
+        number = _as_float(moment)
+        if number == number:
+            return number if number < _NEVER else None
         raise self._wrong("wake_at", moment, "a time on the engine's clock, in seconds, or None")
 
     # A shadow, in the class that has one
@@ -215,28 +240,27 @@ class PolicyCalls:
     # Events
 
     def on_arrival(self, requests: Sequence[Request]) -> None:
-        self._tell("on_arrival", requests)
+        self._tell("on_arrival", list(requests))
 
     def on_admit(self, requests: Sequence[Request]) -> None:
-        self._tell("on_admit", requests)
+        self._tell("on_admit", list(requests))
 
     def on_step(self, outcomes: Sequence[StepOutcome]) -> None:
         self._tell("on_step", outcomes)
 
     def on_preempt(self, preemptions: Sequence[Preemption]) -> None:
-        self._tell("on_preempt", preemptions)
+        self._tell("on_preempt", list(preemptions))
 
     def on_finish(self, requests: Sequence[Request], reasons: Sequence[FinishReason]) -> None:
-        self._tell("on_finish", requests, reasons)
+        self._tell("on_finish", list(requests), list(reasons))
 
     # Calls
 
     def _order(self, method: str, given: Sequence[Request]) -> Sequence[Request]:
         """The policy's order, of requests that it was given, each at most once."""
-        order = self._ask(method, given)
-        if not isinstance(order, Iterable):
-            raise self._wrong(method, order, "a sequence of the requests that it was given")
-        chosen = list(order)
+        if method not in self._asked:
+            return given
+        chosen = self._taken(method, self._ask(method, list(given)), len(given))
         ids = {id(request) for request in chosen}
         if len(ids) != len(chosen) or not ids <= {id(request) for request in given}:
             strange = "one twice" if len(ids) != len(chosen) else "others than it was given"
@@ -246,6 +270,17 @@ class PolicyCalls:
             )
         return chosen
 
+    def _taken(self, method: str, order: object, most: int) -> list[Request]:
+        """The items of what a policy returned, which may be a generator: its code runs here."""
+        if not isinstance(order, Iterable):
+            raise self._wrong(method, order, "a sequence of the requests that it was given")
+        try:
+            return list(islice(order, most + 1))
+        except TokenyardError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise self._failed(method, error) from error
+
     def _limit(self, method: str, most: int) -> int:
         """A number from 0 to `most`; None and whatever is more are `most`."""
         if method not in self._asked:
@@ -253,12 +288,19 @@ class PolicyCalls:
         limit = self._ask(method)
         if limit is None:
             return most
-        if not isinstance(limit, int | float) or not limit >= 0:  # a number that is none is not >= 0 either
+        number = _as_float(limit)
+        if not number >= 0:  # a number that is none is not >= 0 either
             raise self._wrong(method, limit, "a number, 0 or more, or None")
-        return int(min(limit, most))
+        return int(min(number, most))
 
     def _wrong(self, method: str, returned: object, allowed: str) -> PluginError:
-        return PluginError(f"scheduling policy {self.name} returned {returned!r} from {method}; it must be {allowed}")
+        return PluginError(
+            f"scheduling policy {self.name} returned {shown(returned)} from {method}; it must be {allowed}"
+        )
+
+    def _failed(self, method: str, error: BaseException) -> PluginError:
+        why = f"{type(error).__name__}: {shown(error, as_text=True)}"
+        return PluginError(f"scheduling policy {self.name} failed in {method}: {why}")
 
     def _tell(self, event: str, rows: Sequence[object], *more: object) -> None:
         if rows and event in self._asked:
@@ -271,9 +313,7 @@ class PolicyCalls:
         except TokenyardError:
             raise
         except (Exception, SystemExit) as error:
-            raise PluginError(
-                f"scheduling policy {self.name} failed in {method}: {type(error).__name__}: {error}"
-            ) from error
+            raise self._failed(method, error) from error
 
 
 def policy_calls(
@@ -290,6 +330,25 @@ def policy_timers(
 ) -> Mapping[str, Timer]:
     """Timers for what the policy overrides, if somebody asks for times; `name` is the one that it is chosen by."""
     return {} if times is None else {point: times.timer(kind, name, point) for point in sorted(overridden(policy))}
+
+
+def _as_float(value: object) -> float:
+    """A number of any type, plain or numpy's; nan for what is none."""
+    if not isinstance(value, Real):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return -math.inf if str(value).startswith("-") else math.inf
+
+
+def _checked_by_client(policy: SchedulingPolicy) -> bool:
+    if not isinstance(policy.window_by_client, bool):
+        raise PluginError(
+            f"scheduling policy {type(policy).__name__} has window_by_client={shown(policy.window_by_client)}; it must "
+            "be True or False"
+        )
+    return policy.window_by_client
 
 
 def _checked_window(policy: SchedulingPolicy) -> int:

@@ -217,7 +217,7 @@ class Shadow:
             return None
         try:
             return call(self.calls)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._is_on = False
             logger.warning("the shadow policy '%s' is switched off: %s", self._name, error)
             return None
@@ -262,10 +262,13 @@ class Shadow:
     def _enter(self, request: Request, calls: PolicyCalls) -> Request | None:
         return self.line.enter(request)
 
+    def _leave(self, request: Request, calls: PolicyCalls) -> None:
+        self.line.leave(request)
+
     def finish(self, requests: Sequence[Request], reasons: Sequence[FinishReason]) -> None:
         """These ended."""
         for request in requests:
-            self.line.leave(request)
+            self.run(partial(self._leave, request))
         self.run(lambda calls: calls.on_finish(list(requests), list(reasons)))
 
     def _compares(self, point: str) -> bool:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left, insort
+from bisect import insort
 from itertools import islice
+from numbers import Real
 from typing import TYPE_CHECKING, TypeAlias
 
 from tokenyard.errors import PluginError
 from tokenyard.interfaces.scheduler import RequestStatus
-from tokenyard.scheduler.client_lines import ClientLines, Rank
+from tokenyard.scheduler.client_lines import ClientLines, Rank, index_of
+from tokenyard.scheduler.plugin_words import shown
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
@@ -84,7 +85,7 @@ class WaitingQueue:
         if rank is None:
             return
         self._started.discard(request_id)
-        index = bisect_left(self._line, (rank,), lo=self._head)
+        index = index_of(rank, self._line, self._head)
         self._leave(rank, self._line[index][1].client_id)
         if index > self._head:
             del self._line[index]
@@ -104,19 +105,35 @@ class WaitingQueue:
             del self.num_by_client[client]
 
     def _insert(self, request: Request, rank: Rank) -> None:
-        if isinstance(rank[1], float) and math.isnan(rank[1]):
-            raise PluginError("the scheduling policy's key is not a number (nan), which has no place in any order")
         try:
+            if _has_nan(rank[1]):
+                raise PluginError("the scheduling policy's key is not a number (nan), which has no place in any order")
             insort(self._line, (rank, request), lo=self._head)
-        except Exception as error:
+            if self._clients is not None:
+                self._insert_by_client(self._clients, rank, request)
+        except PluginError:
+            raise
+        except (Exception, SystemExit) as error:
             raise PluginError(
-                f"the scheduling policy's key {rank[1]!r} cannot be compared with its other keys "
-                f"({type(error).__name__}: {error}); a policy's keys must all be of one comparable type"
+                f"the scheduling policy's key {shown(rank[1])} cannot be compared with its other keys "
+                f"({type(error).__name__}: {shown(error, as_text=True)}); a policy's keys must all be of one "
+                "comparable type"
             ) from error
-        if self._clients is not None:
-            self._clients.insert(rank, request)
         client = request.client_id
         self.num_by_client[client] = self.num_by_client.get(client, 0) + 1
         self._ranks[request.request_id] = rank
         if request.status is RequestStatus.PREEMPTED:
             self._started.add(request.request_id)
+
+    def _insert_by_client(self, clients: ClientLines, rank: Rank, request: Request) -> None:
+        try:
+            clients.insert(rank, request)
+        except BaseException:
+            del self._line[index_of(rank, self._line, self._head)]
+            raise
+
+
+def _has_nan(key: object) -> bool:
+    if isinstance(key, tuple):
+        return any(_has_nan(one) for one in key)
+    return isinstance(key, Real) and bool(key != key)

@@ -215,11 +215,11 @@ class EngineHarness:
             outputs = self._turn()
             self._ledger.take(outputs, self.executor.landed if self._checks else None)
             self.executor.worker.end(end.request_id for end in outputs.finished)
-            self._trace.explain(self._told(outputs))
+            scheduled = self._scheduled if self.executor.executed else {}
+            self._trace.explain(told_step(scheduled, self.sampled, outputs))
             self._look(is_after_step=True)
-            if self._checks and not (
-                was_busy or self.executor.executed or outputs.finished or self._pause_mode in _FROZEN
-            ):
+            has_news = was_busy or self.executor.executed or outputs.finished
+            if self._checks and not has_news and self._pause_mode not in _FROZEN:
                 self._state.check_not_stalled()
         return outputs
 
@@ -387,9 +387,6 @@ class EngineHarness:
             self._ledger.resume(start.request_id)
         if self._checks:
             self._judge.judge(output)
-
-    def _told(self, outputs: EngineCoreOutputs) -> str:
-        return told_step(self._scheduled if self.executor.executed else {}, self.sampled, outputs)
 
     def _look(self, *, is_after_step: bool = False) -> None:
         """Something has changed: take in what the scheduler says now and check it. Without checks that can wait."""

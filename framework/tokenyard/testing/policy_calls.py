@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from numbers import Real
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from tokenyard.scheduler.policy_calls import overridden
 
 if TYPE_CHECKING:
     from tokenyard.interfaces.policy import RequestView, SchedulerView, SchedulingPolicy
+
+_MOST = 2**62
 
 Around: TypeAlias = Callable[[str, Callable[..., object], Sequence[object]], object]
 """Given a method's name, the method and its arguments, it calls it and returns what the caller is told."""
@@ -57,11 +61,12 @@ class PolicyAnswers:
             self._order = []
         answer = method(*arguments)
         if name == "waiting_order":
-            order = list(answer) if isinstance(answer, Iterable) else []
+            most = len(cast("Sequence[RequestView]", arguments[0])) + 1  # more is judged as well, and may never end
+            order = list(islice(answer, most)) if isinstance(answer, Iterable) else []
             self._order.extend(getattr(request, "request_id", "") for request in order)
             return order if isinstance(answer, Iterable) else answer  # the scheduler judges what it is
-        if isinstance(answer, int | float):
-            self._limits[name] = answer
+        if isinstance(answer, Real):
+            self._limits[name] = float(answer) if answer < _MOST else _MOST
         else:
             self._limits.pop(name, None)
         return answer

@@ -127,7 +127,7 @@ def third_party(tmp_path_factory: pytest.TempPathFactory) -> Path:
     info = root / "tokenyard_wspt-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tokenyard-wspt\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[tokenyard]\nsjf = tokenyard_wspt\n")
+    (info / "entry_points.txt").write_text("[tokenyard]\nwspt = tokenyard_wspt\n")
     return root
 
 

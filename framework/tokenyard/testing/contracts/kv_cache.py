@@ -70,10 +70,7 @@ class KVCacheManagerContract(Contract):
 
     @pytest.mark.parametrize("block_size", [1, 2, 4])
     def test_blocks_are_neither_lost_nor_shared_wrongly(self, block_size: int) -> None:
-        """`kv.sound`: under any calls counts add up, hits hold equal content, and at the end every block is free.
-
-        On the device and in host memory, of which there is none, a little, or enough.
-        """
+        """`kv.sound`: under any calls counts add up, hits hold equal content, and at the end every block is free."""
         loaded = self.load()
 
         def check(calls: Sequence[KVCall], num_blocks: int, num_host_blocks: int) -> None:

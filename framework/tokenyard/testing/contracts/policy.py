@@ -67,10 +67,7 @@ class PolicyContract(Contract):
 
     @pytest.mark.parametrize("preempt_mode", MODES)
     def test_every_request_ends_exactly_once(self, preempt_mode: str) -> None:
-        """`policy.sound`: no budget is exceeded, no block lost, nobody forgotten, nobody waits who fits (engine rules).
-
-        Under any trace, in each mode of preemption.
-        """
+        """`policy.sound`: under any trace nobody is forgotten, no block lost, nobody waits who fits (engine rules)."""
         loaded = self.load()
 
         def check(trace: Sequence[Operation], shape: Shape) -> None:
@@ -159,10 +156,7 @@ class PolicyContract(Contract):
 
     @pytest.mark.parametrize("scenario", SCENARIOS)
     def test_waiting_is_bounded(self, scenario: str) -> None:
-        """`policy.bounded_waiting`: a stream of others, all unlike it, does not keep a request from its end for ever.
-
-        Neither in the line, nor in the batch without a turn.
-        """
+        """`policy.bounded_waiting`: no stream of others, all unlike it, keeps a request from its end for ever."""
         self._bounded(self.load(), scenario)
 
     def test_turns_are_bounded(self) -> None:
