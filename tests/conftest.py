@@ -21,9 +21,15 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
+from hypothesis import settings
 from safetensors.torch import save_file
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenyard.model.default_model import ensure_default_model
+
+
+# No test is timed: what shares the machine would fail it.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 def _hide_installed_plugins() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
@@ -10,10 +9,10 @@ from typing import TYPE_CHECKING
 from tokenyard import PolicyDescriptor, hookimpl
 from tokenyard.interfaces import SchedulingPolicy
 
+from tokenyard_plugins._client_counters import ClientCounters
+
 if TYPE_CHECKING:
     from tokenyard.interfaces import PolicyContext, RequestView, SchedulerView, StepOutcome
-
-_MOST_CLIENTS = 10_000  # beyond, those who owe nothing are forgotten, and what they have left of the round is lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +22,7 @@ class DLPMOptions:
     quantum: float = 4096.0  # service of each client in a round
     input_weight: float = 1.0  # service that a prompt token counts as which was not cached
     output_weight: float = 2.0  # service that an output token counts as
+    window: int = 1024  # requests in line, of as many clients where there are, of which the next is chosen
     patience: float = 16.0  # computed tokens, of all requests, that waiting for one more cached token is worth
 
     def __post_init__(self) -> None:
@@ -39,14 +39,16 @@ class DLPMPolicy(SchedulingPolicy):
     first, among them who has the longest cached prefix, as in `lpm`; when nobody in line has, the next round begins,
     for all. What a client had too much is owed, what it left while it had nothing in line is lost. Requests without a
     client id are one client together.
+
+    That holds among the first `window` clients in line, in the order of their first requests; of more clients than that
+    the others are not looked at before they are among these, and rounds begin without them.
     """
 
     window_by_client = True
 
     def __init__(self, options: DLPMOptions, context: PolicyContext) -> None:
-        self._options = options
-        self._granted = 0.0  # to each client, in all rounds
-        self._used: defaultdict[str | None, float] = defaultdict(lambda: self._granted)
+        self._options, self.waiting_window = options, options.window
+        self._used = ClientCounters()  # its floor is what each client was granted, in all rounds
 
     def waiting_order(self, window: Sequence[RequestView], view: SchedulerView) -> Sequence[RequestView]:
         ranks = {one.request_id: one.arrival_tokens - self._options.patience * view.hit_tokens(one) for one in window}
@@ -54,18 +56,15 @@ class DLPMPolicy(SchedulingPolicy):
         used: dict[str | None, float] = {}  # as it will be when those before are in
         rounds: dict[str, float] = {}  # request id -> from now, 0 = this one
         for one in order:
-            so_far = used.setdefault(one.client_id, self._used[one.client_id]) - self._granted
+            so_far = used.setdefault(one.client_id, self._used[one.client_id]) - self._used.floor
             rounds[one.request_id] = max(0, so_far // self._options.quantum + 1)
             used[one.client_id] += self._prompt_service(one, view.hit_tokens(one))
-        self._granted += self._options.quantum * min(rounds.values())
+        self._used.floor += self._options.quantum * min(rounds.values())
         return sorted(order, key=lambda one: rounds[one.request_id])
 
     def on_arrival(self, requests: Sequence[RequestView], view: SchedulerView) -> None:
-        for client in {one.client_id for one in requests} - view.num_waiting_by_client.keys():
-            self._used[client] = max(self._used[client], self._granted)
-        if len(self._used) > _MOST_CLIENTS:
-            for client in [one for one, used in self._used.items() if used <= self._granted]:
-                del self._used[client]
+        waiting = view.num_waiting_by_client
+        self._used.join({one.client_id for one in requests if one.client_id not in waiting}, waiting)
 
     def on_admit(self, requests: Sequence[RequestView], view: SchedulerView) -> None:
         for one in requests:

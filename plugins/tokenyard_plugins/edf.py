@@ -40,7 +40,7 @@ class EDFPolicy(SchedulingPolicy):
     def __init__(self, options: EDFOptions, context: PolicyContext) -> None:
         if options.drop_late and not context.has_latency:
             need = "latency=linear or latency=constant with its times"
-            raise ConfigError(f"scheduler.policy.drop_late=true has to know how long a step takes: set {need}")
+            raise ConfigError(f"drop_late=true of the policy edf has to know how long a step takes: set {need}")
         self._options, self._context = options, context
         self.may_starve = options.default_seconds is None
 

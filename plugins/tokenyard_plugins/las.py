@@ -40,7 +40,7 @@ class LASPolicy(SchedulingPolicy):
         self._quantum, self._limits = options.quantum, context
         self._is_free = context.preempt_mode is PreemptMode.PAUSE  # to displace
         self._outputs: dict[str, int] = {}  # of live requests, when they last entered the batch
-        self._lost: dict[str, int] = {}  # computed tokens of those that lost a prefill
+        self._lost: dict[str, int] = {}  # tokens that were computed of those that lost a place
 
     def waiting_key(self, request: RequestView, view: SchedulerView) -> int:
         return self._key(request)[0]
@@ -60,7 +60,8 @@ class LASPolicy(SchedulingPolicy):
 
     def on_preempt(self, preemptions: Sequence[Preemption], view: SchedulerView) -> None:
         for request, num_lost, _ in preemptions:
-            self._lost[request.request_id] = max(num_lost, self._lost.get(request.request_id, 0))
+            had = max(num_lost, view.hit_tokens(request))  # swapped out, nothing is lost
+            self._lost[request.request_id] = max(had, self._lost.get(request.request_id, 0))
 
     def on_finish(self, requests: Sequence[RequestView], reasons: Sequence[FinishReason], view: SchedulerView) -> None:
         for request in requests:

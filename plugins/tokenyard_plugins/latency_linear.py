@@ -34,7 +34,14 @@ class LinearOptions:
 class LinearLatency(LatencyModel):
     """Weights are read once a step, K/V once a decode, and every token is multiplied with all weights."""
 
-    def __init__(self, options: LinearOptions) -> None:
+    def __init__(self, options: LinearOptions, max_num_batched_tokens: int) -> None:
+        most = options.per_step + (options.per_token + options.per_context_token) * max_num_batched_tokens
+        if not most < math.inf:
+            raise ConfigError(
+                f"latency.per_step={options.per_step}, latency.per_token={options.per_token} and "
+                f"latency.per_context_token={options.per_context_token} are too large: a step of "
+                f"{max_num_batched_tokens} tokens (scheduler.max_num_batched_tokens) has no finite time; lower them"
+            )
         self._per_step = options.per_step
         self._per_token = options.per_token
         self._per_context_token = options.per_context_token
@@ -45,7 +52,7 @@ class LinearLatency(LatencyModel):
 
 
 def _make(options: LinearOptions, context: LatencyModelContext) -> LatencyModel:
-    return LinearLatency(options)
+    return LinearLatency(options, context.max_num_batched_tokens)
 
 
 @hookimpl

@@ -33,15 +33,15 @@ class PLASOptions:
 class PLASPolicy(SchedulingPolicy):
     """Program-level attained service (PLAS of Autellix, arXiv 2502.13965).
 
-    Service = tokens computed for all requests of a session (`session_id`), ended ones included; a request of none is
-    its own session. Less than `quantum` is the first level, less than twice as much the next, and so on. A request
+    Service = tokens computed for all requests of a client's session (`session_id`), ended ones too; without one a
+    request is its own. Less than `quantum` is the first level, less than twice as much the next, and so on. A request
     waits at the level that its session has when it comes; while it runs its level grows with the session's. Lower
     levels displace higher ones, and being there `ageing_seconds` longer makes up for a level, so that nobody starves.
     """
 
     def __init__(self, options: PLASOptions, context: PolicyContext) -> None:
         self._options, self._limits = options, context
-        self._service: dict[str, int] = {}  # by session; the one that was served last comes last
+        self._service: dict[tuple[str | None, str], int] = {}  # by client and session; served last = last
         self._queued: dict[str, float] = {}  # keys of those that wait, as they stand in line
 
     def waiting_key(self, request: RequestView, view: SchedulerView) -> float:
@@ -60,7 +60,8 @@ class PLASPolicy(SchedulingPolicy):
 
     def on_step(self, outcomes: Sequence[StepOutcome], view: SchedulerView) -> None:
         for outcome in outcomes:
-            if (session := outcome.request.session_id) is not None:
+            if outcome.request.session_id is not None:
+                session = outcome.request.client_id, outcome.request.session_id
                 self._service[session] = self._service.pop(session, 0) + outcome.num_computed_tokens
         while len(self._service) > _MOST_SESSIONS:
             del self._service[next(iter(self._service))]
@@ -71,8 +72,8 @@ class PLASPolicy(SchedulingPolicy):
     def _key(self, request: RequestView) -> tuple[float]:
         if (queued := self._queued.get(request.request_id)) is not None:
             return (queued,)
-        session = request.session_id
-        service = request.attained_service if session is None else self._service.get(session, 0)
+        client, session = request.client_id, request.session_id
+        service = request.attained_service if session is None else self._service.get((client, session), 0)
         level = min(self._options.levels - 1, (service // self._options.quantum).bit_length())
         return (level + request.arrival_time / self._options.ageing_seconds,)
 

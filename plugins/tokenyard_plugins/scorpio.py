@@ -35,7 +35,7 @@ class ScorpioPolicy(SchedulingPolicy):
 
     def __init__(self, options: ScorpioOptions, context: PolicyContext) -> None:
         if not context.has_latency:
-            raise ConfigError("scheduler=scorpio needs the times of steps: set latency=linear or latency=constant")
+            raise ConfigError("the policy scorpio needs the times of steps: set latency=linear or latency=constant")
         self._rejects, self._context, self._tightest = options.reject, context, math.inf
         self._num_known: int | None = None  # tokens of those that run, in this step, once somebody asks
 

@@ -34,9 +34,10 @@ class SRPTPolicy(SchedulingPolicy):
     """Shortest remaining processing time (Schrage 1968), with the limit of TRAIL (arXiv 2410.01035).
 
     Remaining work = known tokens whose K/V is not there + `output_weight` times the output tokens still to come, as
-    `scheduler.predictor` has it; what runs is looked at again in each step. An arrival with less displaces who has
-    most, but nobody who has `limit` of its output already: it holds much K/V and is nearly done. The limit is 0.8 if
-    none is given, and 1, which is none, where preempt_mode is pause, since that costs no work. Seconds age everybody
+    `scheduler.predictor` has it. What runs is looked at again in each step; of what waits that K/V counts as there that
+    the cache has, or host memory where it was swapped out, when it begins to wait. An arrival with less displaces who
+    has most, but nobody who has `limit` of its output already: it holds much K/V and is nearly done. The limit is 0.8
+    if none is given, and 1, which is none, where preempt_mode is pause, since that costs no work. Seconds age everybody
     alike: remaining + arrival / `ageing_seconds` compares as it would at any time. Blocks are taken from who has most.
     """
 
@@ -49,15 +50,14 @@ class SRPTPolicy(SchedulingPolicy):
         self._queued: dict[str, float] = {}  # of those that wait, as they stand in line
 
     def waiting_key(self, request: RequestView, view: SchedulerView) -> float:
-        key = self._queued[request.request_id] = self._key(request, view)[0]
+        key = self._queued[request.request_id] = self._left(request, view.hit_tokens(request), view)
         return key
 
-    def requeue_key(self, request: RequestView, view: SchedulerView) -> float:
-        return self.waiting_key(request, view)
+    requeue_key = waiting_key
 
     def running_order(self, running: Sequence[RequestView], view: SchedulerView) -> Sequence[RequestView]:
-        def may_lose(request: RequestView) -> bool:
-            return request.num_output_tokens < self._limit * view.predictor.output_len(request)
+        def may_lose(one: RequestView) -> bool:
+            return one.num_output_tokens < self._limit * view.predictor.output_len(one)
 
         return keep_turns(running, view, self._limits, lambda one: self._key(one, view), may_lose=may_lose)
 
@@ -72,11 +72,13 @@ class SRPTPolicy(SchedulingPolicy):
         self.on_admit(requests, view)
 
     def _key(self, request: RequestView, view: SchedulerView) -> tuple[float]:
-        if (queued := self._queued.get(request.request_id)) is not None:
-            return (queued,)
-        to_come = self._weight * (view.predictor.output_len(request) - request.num_output_tokens)
-        remaining = request.num_prompt_tokens + request.num_output_tokens - request.num_computed_tokens + to_come
-        return (remaining + self._ageing * request.arrival_time,)
+        queued = self._queued.get(request.request_id)
+        return (self._left(request, request.num_computed_tokens, view) if queued is None else queued,)
+
+    def _left(self, one: RequestView, num_computed: int, view: SchedulerView) -> float:
+        to_come = self._weight * (view.predictor.output_len(one) - one.num_output_tokens)
+        remaining = one.num_prompt_tokens + one.num_output_tokens - num_computed + to_come
+        return remaining + self._ageing * one.arrival_time
 
 
 @hookimpl

@@ -45,7 +45,7 @@ class StallFreePolicy(SchedulingPolicy):
     def __init__(self, options: StallFreeOptions, context: PolicyContext) -> None:
         if not context.has_latency:
             raise ConfigError(
-                "scheduler=stall-free has to know how long a step takes: set latency=linear or latency=constant with "
+                "the policy stall-free has to know how long a step takes: set latency=linear or latency=constant with "
                 "its times; a constant budget is scheduler.max_num_batched_tokens with any policy"
             )
         self._options = options
@@ -54,7 +54,8 @@ class StallFreePolicy(SchedulingPolicy):
         return view.latency.budget_for(self._options.target_step_seconds)
 
     def chunk_size(self, request: RequestView, num_left: int, view: SchedulerView) -> int:
-        start = request.num_computed_tokens + request.num_in_flight_tokens
+        # One that waits has computed nothing, and starts behind what the cache saves.
+        start = request.num_computed_tokens + request.num_in_flight_tokens or view.hit_tokens(request)
         unit = self._options.align * view.block_size
         is_last = start + num_left >= request.num_prompt_tokens + request.num_output_tokens
         return num_left if is_last or not 0 < unit <= num_left else (start + num_left) // unit * unit - start

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -10,10 +9,10 @@ from typing import TYPE_CHECKING
 from tokenyard import PolicyDescriptor, hookimpl
 from tokenyard.interfaces import SchedulingPolicy
 
-if TYPE_CHECKING:
-    from tokenyard.interfaces import PolicyContext, RequestView, SchedulerView, StepOutcome
+from tokenyard_plugins._client_counters import ClientCounters
 
-_MOST_CLIENTS = 10_000  # beyond, counters are forgotten that would be lifted anyway
+if TYPE_CHECKING:
+    from tokenyard.interfaces import PolicyContext, Preemption, RequestView, SchedulerView, StepOutcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +23,10 @@ class VTCOptions:
     output_weight: float = 2.0  # service that an output token counts as
     weights: Mapping[str, float] = field(default_factory=dict)  # client -> its share, relative to the others'
     default_weight: float = 1.0  # of clients that are not named
+    window: int = 1024  # requests in line, of as many clients where there are, of which the next is chosen
 
     def __post_init__(self) -> None:
-        own = {"input_weight": self.input_weight, "output_weight": self.output_weight}
+        own = {"input_weight": self.input_weight, "output_weight": self.output_weight, "window": self.window}
         weights = {f"weights.{client}": weight for client, weight in self.weights.items()}
         for name, value in (own | weights | {"default_weight": self.default_weight}).items():
             if not 0 < value < float("inf"):
@@ -41,14 +41,16 @@ class VTCPolicy(SchedulingPolicy):
     its requests the first that came. A client that has nothing in line gathers no credit: when it comes back, its
     counter is lifted to the smallest in line, or while nobody waits to that of the client who was admitted last.
     Requests without a client id are one client together.
+
+    Fair among the first `window` clients in line, in the order of their first requests; of more clients than that, the
+    others are not looked at before they are among these.
     """
 
     window_by_client = True
 
     def __init__(self, options: VTCOptions, context: PolicyContext) -> None:
-        self._options = options
-        self._floor = 0.0  # the smallest counter in line when a client joined it last
-        self._counters: defaultdict[str | None, float] = defaultdict(lambda: self._floor)
+        self._options, self.waiting_window = options, options.window
+        self._counters = ClientCounters()
         self._last: str | None = None  # the client who was admitted last
 
     def waiting_order(self, window: Sequence[RequestView], view: SchedulerView) -> Sequence[RequestView]:
@@ -61,12 +63,10 @@ class VTCPolicy(SchedulingPolicy):
 
     def on_arrival(self, requests: Sequence[RequestView], view: SchedulerView) -> None:
         waiting = view.num_waiting_by_client
-        for client in {one.client_id for one in requests} - waiting.keys():
-            self._floor = min(self._counters[one] for one in waiting or (self._last,))
-            self._counters[client] = max(self._counters[client], self._floor)
-        if len(self._counters) > _MOST_CLIENTS:
-            for client in [one for one, n in self._counters.items() if n <= self._floor and one not in waiting]:
-                del self._counters[client]
+        if joining := {one.client_id for one in requests if one.client_id not in waiting}:
+            self._counters.floor = self._counters.smallest(waiting, self._last)
+            self._counters.join(joining, waiting)
+            self._counters.queue(joining)
 
     def on_admit(self, requests: Sequence[RequestView], view: SchedulerView) -> None:
         for one in requests:
@@ -76,6 +76,9 @@ class VTCPolicy(SchedulingPolicy):
     def on_step(self, outcomes: Sequence[StepOutcome], view: SchedulerView) -> None:
         for one, _, num_tokens, _, _ in outcomes:
             self._counters[one.client_id] += self._cost(one, self._options.output_weight * num_tokens)
+
+    def on_preempt(self, preemptions: Sequence[Preemption], view: SchedulerView) -> None:
+        self._counters.queue(one.request.client_id for one in preemptions)
 
     def _prompt_cost(self, one: RequestView) -> float:
         return self._cost(one, 0 if one.attained_service else self._options.input_weight * one.num_prompt_tokens)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tokenyard.interfaces import PolicyContext, RequestView, SchedulerView
     from tokenyard.request import FinishReason
 
-_MOST_CLIENTS = 10_000  # beyond, clients are forgotten whose requests all start now
+_MOST_CLIENTS = 10_000  # beyond, clients are forgotten whose requests all start now, each time there are twice as many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +40,12 @@ class WFQPolicy(SchedulingPolicy):
     plus its service / the client's weight; the smallest is next. Virtual time is the latest finish time of those
     admitted. The key never changes, so the line costs what that of `fcfs` does. A request's service is `input_weight` *
     prompt + `output_weight` * output as `scheduler.predictor` has it; what an ended one turns out to have taken more,
-    or less, its client's later requests are charged, or given back.
+    or less, its client's later requests are charged, or given back: they may pass earlier ones.
     """
 
     def __init__(self, options: WFQOptions, context: PolicyContext) -> None:
         self._options = options
-        self._time = 0.0
+        self._time, self._most = 0.0, _MOST_CLIENTS
         self._finish: dict[str | None, float] = {}  # client -> virtual finish time of its last request
         self._keys: dict[str, tuple[float, float]] = {}  # request id -> virtual finish time, and predicted cost
 
@@ -61,8 +61,9 @@ class WFQPolicy(SchedulingPolicy):
 
     def on_admit(self, requests: Sequence[RequestView], view: SchedulerView) -> None:
         self._time = max(self._time, *(self._keys[one.request_id][0] for one in requests))
-        if len(self._finish) > _MOST_CLIENTS:
+        if len(self._finish) > self._most:
             self._finish = {client: finish for client, finish in self._finish.items() if finish > self._time}
+            self._most = max(_MOST_CLIENTS, 2 * len(self._finish))
 
     def on_finish(self, requests: Sequence[RequestView], reasons: Sequence[FinishReason], view: SchedulerView) -> None:
         for one in requests:

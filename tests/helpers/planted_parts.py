@@ -217,6 +217,9 @@ class IgnoresSalt(_OverPaged):
     def lookup(self, request: KVRequest) -> Hit:
         return super().lookup(_unsalted(request))
 
+    def num_saved_blocks(self, request: KVRequest, hit: Hit, without: Sequence[KVRequest] = ()) -> int:
+        return super().num_saved_blocks(_unsalted(request), hit, without)
+
     def allocate(
         self, request: KVRequest, num_tokens: int, hit: Hit | None = None, num_lookahead: int = 0
     ) -> Allocation | None:

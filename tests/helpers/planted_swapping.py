@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from tokenyard.config import NoOptions
 from tokenyard.descriptors import KVCacheManagerDescriptor
-from tokenyard.interfaces import KVCacheManager, KVCacheManagerContext, KVRequest
+from tokenyard.interfaces import Hit, KVCacheManager, KVCacheManagerContext, KVRequest
 from tokenyard.kv_cache import PagedKVCacheManager
 from tokenyard.scheduler_output import HostTransfer
 
@@ -78,6 +78,13 @@ class CountsSharedBlocks(Right):
 
     def num_exclusive_blocks(self, request: KVRequest) -> int:
         return KVCacheManager.num_exclusive_blocks(self, request)
+
+
+class ForgetsThatIdleBlocksAreFree(Right):
+    """As if the blocks of a hit were always in somebody's tables."""
+
+    def num_saved_blocks(self, request: KVRequest, hit: Hit, without: Sequence[KVRequest] = ()) -> int:
+        return hit.tokens // self._block_size * len(self.block_ids(request))
 
 
 class StandsStill(Right):

@@ -272,5 +272,5 @@ def test_scorpio_may_be_told_to_reject_nobody() -> None:
 
 
 def test_scorpio_without_a_latency_model_is_refused_with_what_to_set() -> None:
-    with pytest.raises(ConfigError, match=r"scheduler=scorpio .* set latency=linear or latency=constant"):
+    with pytest.raises(ConfigError, match=r"policy scorpio .* set latency=linear or latency=constant"):
         EngineHarness(["scheduler=scorpio"])

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 from backlogs import INPUT_WEIGHT, OUTPUT_WEIGHT, Client, Served, fixed, mixed, serve
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenyard.errors import ConfigError
 from tokenyard.testing import EngineHarness, PolicyContract
-from tokenyard_plugins import dlpm, vtc, wfq
+from tokenyard_plugins import _client_counters, wfq
 
 BLOCK_SIZE = 4
 
@@ -172,7 +174,7 @@ def test_vtc_a_preempted_request_is_charged_for_its_prompt_once() -> None:
     assert 0.49 <= served.share("f") <= 0.51
 
 
-@pytest.mark.parametrize(("policy", "module"), [("vtc", vtc), ("wfq", wfq), ("dlpm", dlpm)])
+@pytest.mark.parametrize(("policy", "module"), [("vtc", _client_counters), ("wfq", wfq), ("dlpm", _client_counters)])
 def test_what_is_remembered_of_clients_is_bounded(policy: str, module: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_CLIENTS", 5)
     with crowded(policy) as engine:
@@ -182,7 +184,123 @@ def test_what_is_remembered_of_clients_is_bounded(policy: str, module: object, m
         engine.run()
         remembered = [value for value in vars(engine.policy).values() if isinstance(value, dict)]
         assert remembered
-        assert all(len(value) <= 8 for value in remembered)
+        assert all(len(value) <= 10 for value in remembered)
+
+
+# More clients than a window
+
+
+def many_clients(policy: str, *overrides: str, num_each: int = 6) -> EngineHarness:
+    """300 clients have requests of 8 of service in line; four run at once."""
+    engine = crowded(policy, "kv_cache.enable_prefix_caching=false", *overrides, max_num_seqs=4)
+    for number in range(num_each):
+        for client in range(300):
+            engine.add(range(4), f"c{client}-{number}", client=f"c{client}", max_tokens=2, ignore_eos=True)
+    return engine
+
+
+def num_before_late(engine: EngineHarness) -> int:
+    """How many requests start before the first of a client that comes when 400 have started."""
+    order: list[str] = []
+    while "late" not in order:
+        if len(order) >= 400 and "late" not in engine.requests:
+            engine.add(range(4), "late", client="late", max_tokens=2, ignore_eos=True)
+            order.clear()
+        order += [one.request_id for one in engine.step().admitted]
+    return order.index("late")
+
+
+def test_vtc_of_300_clients_a_late_one_waits_for_those_that_were_served_as_little_as_it() -> None:
+    # 400 have had theirs when it comes: it is lifted to those who had one, of which 200 came earlier.
+    assert num_before_late(many_clients("vtc")) <= 200
+    assert num_before_late(many_clients("vtc", "scheduler.policy.window=128")) > 200
+
+
+def test_dlpm_of_300_clients_a_late_one_is_in_the_next_round() -> None:
+    # A quantum of 8 is a request each: what is left of this round, and the next one.
+    assert num_before_late(many_clients("dlpm", "scheduler.policy.quantum=8")) <= 200 + 300
+    assert num_before_late(many_clients("dlpm", "scheduler.policy.quantum=8", "scheduler.policy.window=128")) > 600
+
+
+@pytest.mark.parametrize(("policy", "options"), [("vtc", ()), ("dlpm", ("scheduler.policy.quantum=8",))])
+def test_300_clients_have_as_many_requests_each_to_within_one_of_the_batch(policy: str, options: Sequence[str]) -> None:
+    engine = many_clients(policy, *options)
+    counts = dict.fromkeys((f"c{client}" for client in range(300)), 0)
+    for _ in range(600):
+        for one in engine.step().admitted:
+            counts[one.request_id.partition("-")[0]] += 1
+        assert max(counts.values()) - min(counts.values()) <= 2
+
+
+def test_who_is_in_line_keeps_its_counter_when_those_are_forgotten_that_would_be_lifted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_client_counters, "_MOST_CLIENTS", 2)
+    counters = _client_counters.ClientCounters()
+    counters |= {"in line": 5.0, "gone": 5.0, "much": 20.0}
+    counters.floor = 10.0
+    counters.join(["new"], {"in line"})
+    counters.floor = 15.0
+    assert dict(counters) == {"in line": 5.0, "new": 10.0, "much": 20.0}
+    assert [counters[one] for one in ("in line", "new", "gone")] == [5.0, 10.0, 15.0]
+
+
+def test_vtc_a_client_that_is_preempted_is_in_line_again() -> None:
+    with crowded("vtc", num_blocks=24, max_num_seqs=4) as engine:
+        for number in range(12):
+            client = f"c{number % 6}"
+            prompt = range(100 * number, 100 * number + 20)
+            engine.add(prompt, f"{client}-{number}", client=client, max_tokens=40, ignore_eos=True)
+        while engine.has_requests:
+            engine.step()
+            waiting = {one.partition("-")[0] for one in engine.waiting}
+            counters = counters_of(engine.policy)
+            if waiting:
+                assert counters.smallest(waiting, None) == min(counters[one] for one in waiting)
+        assert engine.stats.num_preemptions > 5
+
+
+@given(st.lists(st.tuples(st.sampled_from("joke"), st.sampled_from([None, "a", "b", "c", "d"])), max_size=60))
+def test_the_smallest_counter_in_line_is_that_of_a_look_at_all(acts: list[tuple[str, str | None]]) -> None:
+    counters = _client_counters.ClientCounters()
+    waiting: set[str | None] = set()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_client_counters, "_MOST_CLIENTS", 2)
+        for act, client in acts:
+            if act == "j" and client not in waiting:
+                counters.floor = counters.smallest(waiting, "a")
+                counters.join([client], waiting)
+                counters.queue([client])
+                waiting.add(client)
+            elif act == "o":
+                waiting.discard(client)
+            elif act == "k":
+                counters[client] += 3.0
+            smallest = min((counters[one] for one in waiting), default=counters["a"])
+            assert counters.smallest(waiting, "a") == smallest
+
+
+@pytest.mark.parametrize(("policy", "module"), [("vtc", _client_counters), ("dlpm", _client_counters), ("wfq", wfq)])
+def test_counters_that_cannot_be_forgotten_are_looked_at_each_time_there_are_twice_as_many(
+    policy: str, module: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_CLIENTS", 4)
+    with crowded(policy, max_num_seqs=1) as engine:
+        limits = set()
+        for number in range(60):
+            engine.add(range(4), client=f"client {number}", max_tokens=1)
+            engine.step()
+            limits.add(limit_of(engine.policy))
+        engine.run()
+    assert len(limits) <= 5
+
+
+def limit_of(policy: object) -> int:
+    return policy._most if isinstance(policy, wfq.WFQPolicy) else counters_of(policy)._limit
+
+
+def counters_of(policy: object) -> _client_counters.ClientCounters:
+    return next(value for value in vars(policy).values() if isinstance(value, _client_counters.ClientCounters))
 
 
 # Weighted fair queueing
@@ -217,6 +335,16 @@ def test_wfq_what_was_predicted_and_not_used_is_given_back() -> None:
     assert 0.47 <= served.share("f") <= 0.53
 
 
+def test_wfq_a_request_that_left_the_line_costs_its_client_nothing() -> None:
+    with crowded("wfq", max_num_seqs=1) as engine:
+        engine.add(range(4), "x0", client="x", max_tokens=2, ignore_eos=True)
+        engine.step()
+        engine.add(range(100), "f0", client="f", max_tokens=2, ignore_eos=True)
+        engine.finish("f0")
+        order = admitted(engine, [("f1", "f", 4, 2), ("g0", "g", 4, 2), ("g1", "g", 4, 2), ("f2", "f", 4, 2)])
+    assert order == ["f1", "g0", "f2", "g1"]
+
+
 # Deficits
 
 
@@ -245,6 +373,8 @@ def test_dlpm_a_round_ends_when_nobody_in_line_has_anything_left() -> None:
         ("vtc", "input_weight=0", "input_weight=0.0 is not valid: it must be a number above 0"),
         ("weighted-vtc", "weights={a: -1}", r"weights\.a=-1.0 is not valid: it must be a number above 0"),
         ("wfq", "default_weight=inf", "default_weight=inf is not valid: it must be a number above 0"),
+        ("vtc", "window=0", "window=0 is not valid: it must be a number above 0"),
+        ("dlpm", "window=-1", "window=-1 is not valid: it must be a number above 0"),
         ("dlpm", "quantum=nan", "quantum=nan is not valid: it must be a number above 0"),
     ],
 )

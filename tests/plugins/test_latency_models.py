@@ -79,6 +79,13 @@ def test_a_bad_option_is_one_clear_line(overrides: list[str], words: tuple[str, 
     assert "(from default)" not in str(caught.value)
 
 
+@pytest.mark.parametrize("option", ["latency.per_token=1e308", "latency.per_context_token=1e308"])
+def test_times_whose_largest_step_has_no_finite_time_are_refused(option: str) -> None:
+    others = ["latency.per_token=0"] if "context" in option else []
+    with pytest.raises(ConfigError, match=rf"{option.partition('=')[0]}=1e\+308 .* too large: a step of \d+ tokens"):
+        EngineHarness(["latency=linear", "latency.per_step=1e308", *others, option])
+
+
 def test_the_context_of_a_latency_model_has_the_budget_of_a_step() -> None:
     assert LatencyModelContext(max_num_batched_tokens=7).max_num_batched_tokens == 7
 

@@ -88,6 +88,23 @@ def test_in_las_a_prefill_is_not_cut_where_that_would_lose_it() -> None:
     assert turns("recompute")[:2] == ["a4", "b2"]
 
 
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_in_las_a_prefill_that_lost_its_blocks_has_the_service_that_it_got(mode: str) -> None:
+    """Ten blocks, eight of them the prefill's: the other one takes them at its ninth token; a newcomer goes first."""
+    small = ("kv_cache.num_blocks=10", "kv_cache.block_size=4", "kv_cache.host_memory=4KiB", "model.max_model_len=40")
+    chunks = ("scheduler.policy.quantum=4", "scheduler.long_prefill_token_threshold=4")
+    engine = engine_of("las", f"scheduler.preempt_mode={mode}", *small, *chunks, places=2)
+    add(engine, Job("decode", 30))
+    for _ in range(5):
+        engine.step()
+    add(engine, Job("prefill", 2, num_prompt=32))
+    while "prefill" not in engine.waiting or not engine.stats.num_preemptions:
+        engine.step()
+    add(engine, Job("new", 2))
+    assert engine.waiting == ["new", "prefill"]
+    engine.run()
+
+
 # PLAS
 
 
@@ -99,6 +116,15 @@ def test_requests_of_a_session_that_was_served_much_wait_behind_a_new_session() 
     add(engine, Job("alone", 2))
     add(engine, Job("other", 2, session="chat"))
     assert engine.waiting == ["alone", "other", "again"]
+
+
+def test_sessions_of_two_clients_that_have_the_same_name_are_two() -> None:
+    engine = engine_of("plas", "scheduler.policy.quantum=8")
+    engine.add([1], "first", client="a", session="1", max_tokens=20, true_output_tokens=20)
+    engine.run()
+    for client in ("a", "b", None):
+        engine.add([1], f"of {client}", client=client, session="1", max_tokens=2, true_output_tokens=2)
+    assert engine.waiting == ["of None", "of b", "of a"]
 
 
 def test_a_session_sinks_with_all_of_its_requests_while_they_run() -> None:

@@ -98,6 +98,15 @@ def test_without_a_pause_the_longer_one_is_computed_again_in_one_prefill() -> No
     assert engine.stats.num_preemptions == 1
 
 
+@pytest.mark.parametrize(("outputs", "order"), [(39, ["b", "c", "a"]), (60, ["b", "a", "c"])])
+def test_what_was_swapped_out_need_not_be_computed_again(outputs: int, order: list[str]) -> None:
+    """After 20 of its 60 tokens 1019 tokens are known, of which 1016 are in whole blocks: 3 and 40 are left."""
+    swap = ("scheduler.preempt_mode=swap", "kv_cache.host_memory=4KiB", "kv_cache.block_size=4")
+    jobs = [Job("a", 60, num_prompt=1000), Job("b", 10, at=20), Job("c", outputs, at=21)]
+    played = play(engine_of("srpt", *swap), jobs)
+    assert sorted(played.ended, key=played.ended.__getitem__) == order
+
+
 def test_what_has_as_much_left_keeps_its_turn() -> None:
     # After 90 steps ten tokens are left.
     assert play(engine_of("srpt", PAUSE), [Job("long", 100), Job("equal", 10, at=90)]).turns == ["long100", "equal10"]

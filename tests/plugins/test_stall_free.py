@@ -71,27 +71,41 @@ def test_without_it_a_long_prompt_makes_everybody_wait() -> None:
     assert largest_gap("scheduler=fcfs") > 1.5  # 1500 tokens in a step
 
 
-def chunks_of(name: str, engine: EngineHarness) -> list[int]:
+def chunks_of(engine: EngineHarness) -> list[int]:
+    """Of the one prompt that is there."""
     found = []
     while engine.has_requests:
         engine.step()
-        found.append(engine.scheduled.get(name, 0))
+        found += [output.total_num_scheduled_tokens for output in engine.last_outputs]
     return [count for count in found if count > 1]
 
 
-def test_chunks_end_at_blocks_and_the_last_one_at_the_prompt() -> None:
+@pytest.mark.parametrize("engine", ["sync", "overlap"])
+def test_chunks_end_at_blocks_and_the_last_one_at_the_prompt(engine: str) -> None:
     # 60 ms have room for 50 tokens, and 48 are three blocks.
     for align, chunks in ((1, [48, 48, 34]), (2, [32, 32, 32, 34]), (0, [50, 50, 30])):
         target = "scheduler.policy.target_step_seconds=0.0601"
-        with timed("scheduler=stall-free", target, f"scheduler.policy.align={align}") as engine:
-            engine.add(range(130), "prompt", max_tokens=1)
-            assert chunks_of("prompt", engine) == chunks
+        options = target, f"scheduler.policy.align={align}", f"engine={engine}"
+        with timed("scheduler=stall-free", *options) as harness:
+            harness.add(range(130), "prompt", max_tokens=1)
+            assert chunks_of(harness) == chunks
+
+
+@pytest.mark.parametrize("engine", ["sync", "overlap"])
+@pytest.mark.parametrize(("num_more", "chunks"), [(36, [36]), (66, [48, 18])])
+def test_a_prompt_that_hits_the_cache_starts_behind_the_hit(engine: str, num_more: int, chunks: list[int]) -> None:
+    target = "scheduler.policy.target_step_seconds=0.0601"
+    with timed("scheduler=stall-free", target, f"engine={engine}") as harness:
+        harness.add(range(65), "first", max_tokens=1)
+        harness.run()
+        harness.add([*range(64), *range(500, 500 + num_more)], "second", max_tokens=1)
+        assert chunks_of(harness) == chunks
 
 
 def test_a_time_that_has_no_room_for_a_block_still_gets_a_prompt_done() -> None:
     with timed("scheduler=stall-free", "scheduler.policy.target_step_seconds=0.0151") as engine:
         engine.add(range(40), "prompt", max_tokens=1)
-        assert chunks_of("prompt", engine) == [5] * 8
+        assert chunks_of(engine) == [5] * 8
 
 
 def test_a_time_that_is_too_short_for_any_token_stops_nobody() -> None:
@@ -114,8 +128,10 @@ def test_max_prefills_bounds_how_many_prompts_are_computed_at_once() -> None:
 
 
 def test_without_a_latency_model_it_is_refused_with_what_to_set() -> None:
-    with pytest.raises(ConfigError, match=r"scheduler=stall-free .* set latency=linear or latency=constant"):
+    with pytest.raises(ConfigError, match=r"stall-free .* set latency=linear or latency=constant"):
         EngineHarness(["scheduler=stall-free"])
+    with pytest.raises(ConfigError, match=r"^scheduler\.shadow=stall-free: .* set latency=linear"):
+        EngineHarness(["scheduler.shadow=stall-free"])
 
 
 @pytest.mark.parametrize("option", ["target_step_seconds=0", "target_step_seconds=nan", "align=-1", "max_prefills=0"])

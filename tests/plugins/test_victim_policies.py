@@ -157,6 +157,19 @@ def test_cost_aware_does_not_count_what_others_hold_too() -> None:
         engine.run()
 
 
+def test_cost_aware_does_not_count_blocks_that_have_left_a_window() -> None:
+    sizes = "kv_cache.block_size=4", "kv_cache.num_blocks=240"
+    with EngineHarness(["scheduler=cost-aware", *sizes], group_windows=(None, 16)) as engine:
+        # All hold as many blocks of the second group, so a block of a short one is worth fewer tokens than one of
+        # "long". With what has left the window, which is most of "long", it would seem to cost next to nothing.
+        engine.add(range(400), "long", max_tokens=70, ignore_eos=True)
+        for number in range(1, 6):
+            prompt = range(1000 * number, 1000 * number + 40)
+            engine.add(prompt, f"short {number}", max_tokens=70, ignore_eos=True)
+        assert next(preempted(engine)).startswith("short")
+        engine.run()
+
+
 def test_cost_aware_a_negative_number_of_tokens_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"spare_within=-1 .* 0 or more"):
         pooled("cost-aware", 60, "scheduler.policy.spare_within=-1")

@@ -188,6 +188,14 @@ class KVCacheManager(ABC):
         """Blocks that would be free if `request` gave up its own."""
         return sum(int((table > 0).sum()) for table in self.block_ids(request))
 
+    def num_saved_blocks(self, request: KVRequest, hit: Hit, without: Sequence[KVRequest] = ()) -> int:
+        """Blocks by which `hit`, of a `lookup` made since the last change, lowers what `allocate` takes from the free.
+
+        Those that others hold, or that have left a window; not those that nobody holds, which count as free, and not
+        what has to be copied back. Blocks that nobody but the requests of `without` holds count as held by nobody.
+        """
+        return 0
+
     def prefix_hashes(self, request: KVRequest) -> Sequence[bytes]:
         """Names of the blocks at the start of `request` that a `lookup` may find, whether or not it does now.
 

@@ -161,13 +161,17 @@ class SchedulerView(Protocol):
         """
 
     def num_blocks(self, request: RequestView) -> int:
-        """Blocks in the tables of `request`, shared ones included."""
+        """Blocks that `request` holds in all K/V groups, shared ones included; not what has left a window."""
 
     def num_exclusive_blocks(self, request: RequestView) -> int:
         """Blocks that nobody else holds: what preempting `request` would give back (since API 1.6)."""
 
-    def num_blocks_needed(self, request: RequestView) -> int:
-        """Blocks that a waiting request lacks for its known tokens, those of a prefix hit left out (since API 1.6)."""
+    def num_blocks_needed(self, request: RequestView, without: Sequence[RequestView] = ()) -> int:
+        """Of the free blocks, those that a waiting request takes to enter, with all its known tokens (since API 1.6).
+
+        Blocks of a prefix hit that others hold are left out. Cached ones that nobody holds are not, since they count as
+        free; nor are those that nobody would hold any more if the requests of `without` gave up theirs.
+        """
 
     def hit_tokens(self, request: RequestView) -> int:
         """Prompt tokens of `request` that the prefix cache would save now; no side effects.
@@ -267,7 +271,8 @@ class SchedulingPolicy:
         """Who gets tokens first in this step; whoever is left out loses its turn, in its `preempt_mode`.
 
         That leaves a place free for somebody who waits. `running` is in admission order, with those paused earlier: to
-        return one of them is to let it go on. More than `max_running` are cut off behind.
+        return one of them is to let it go on. More than `scheduler.max_num_seqs` are cut
+        off behind, whatever `max_running` says.
         """
         return running
 
@@ -310,7 +315,11 @@ class SchedulingPolicy:
         return None
 
     def wake_at(self, view: SchedulerView) -> float | None:
-        """The time at which to be asked again although nothing happened; None = never."""
+        """The time at which to be asked again although nothing happened; None = never.
+
+        It has no side effects: it draws nothing from `view.rng` and changes no state. How often it is asked depends on
+        the engine loop, and a call that answers None is left out of a decision trace.
+        """
         return None
 
     # Events, a batch at a time

@@ -31,22 +31,26 @@ def keep_turns(
     tokens of a step let nobody enter, and are not displaced for that; `scheduler.long_prefill_token_threshold` bounds
     what one of them takes.
     """
-    line = view.waiting(limits.max_num_seqs)
-    if not any(request.is_paused for request in running):
-        best = key(line[0]) if line else None
-        if best is None or not any(best < key(request) for request in running):
-            return running
+    first = view.waiting(1)
+    is_crowded = len(running) > limits.max_num_seqs  # so some of them are paused, and stay so
+    if not is_crowded and not (first and _any_may_lose(running, key(first[0]), key, may_lose)):
+        return running
     # From best to worst; of equals the one that has its turn is better. Those that cannot lose it come first.
     ranked = sorted(
         running,
         key=lambda one: (one.is_paused or may_lose(one), key(one), one.is_paused, one.arrival_time, one.request_id),
     )
     kept = _Kept(ranked, view, limits)
-    for request in line:
+    for request in view.waiting(limits.max_num_seqs):
         if not kept.make_way(request, key, may_lose):
             break
     stays = {request.request_id for request in kept.requests}
     return [request for request in running if request.request_id in stays]
+
+
+def _any_may_lose(running: Sequence[RequestView], best: tuple[float, ...], key: Key, may_lose: MayLose) -> bool:
+    """Whether somebody runs, or is paused, who can be displaced by who is `best` of those that wait."""
+    return any(best < key(request) and (request.is_paused or may_lose(request)) for request in running)
 
 
 class _Kept:
@@ -58,7 +62,8 @@ class _Kept:
         self._num_places = limits.max_num_seqs
         self.requests = list(ranked[: limits.max_num_seqs])
         # What those hold that stay paused is taken from them when it is needed.
-        self._num_blocks = view.num_free_blocks + sum(map(view.num_exclusive_blocks, ranked[limits.max_num_seqs :]))
+        self._losers = list(ranked[limits.max_num_seqs :])
+        self._num_blocks = view.num_free_blocks + sum(map(view.num_exclusive_blocks, self._losers))
         self._num_tokens = limits.max_num_batched_tokens
         for request in self.requests:
             num_tokens, num_blocks = self._due(request)
@@ -67,7 +72,7 @@ class _Kept:
 
     def make_way(self, request: RequestView, key: Key, may_lose: MayLose) -> bool:
         """Take from `requests` who loses its turn to `request`; False, with nothing changed, if it cannot enter."""
-        needed = self._view.num_blocks_needed(request)
+        needed = self._view.num_blocks_needed(request, self._losers)
         num_blocks, num_tokens, num_kept = self._num_blocks, self._num_tokens, len(self.requests)
         while num_kept >= self._num_places or num_blocks < needed:
             worst = self.requests[num_kept - 1] if num_kept else None
@@ -77,9 +82,12 @@ class _Kept:
             tokens_due, blocks_due = self._due(worst)
             num_tokens += tokens_due
             num_blocks += blocks_due + self._view.num_exclusive_blocks(worst)
+            if num_blocks >= needed:  # what they shared with the request has to be taken from the free blocks then
+                needed = self._view.num_blocks_needed(request, [*self._losers, *self.requests[num_kept:]])
         tokens_due, _ = self._due(request)
         if num_tokens < (tokens_due if self._max_chunk is None else 1):
             return False
+        self._losers += self.requests[num_kept:]
         del self.requests[num_kept:]
         self._num_places -= 1
         self._num_blocks, self._num_tokens = num_blocks - needed, num_tokens - tokens_due

@@ -153,9 +153,7 @@ class PagedKVCacheManager(KVCacheManager):
         return True
 
     def block_ids(self, request: KVRequest) -> tuple[IntArray, ...]:
-        held = self._held.get(request.request_id)
-        tables = [[] for _ in self._groups] if held is None else held.tables
-        return tuple(np.array(table, dtype=np.int32) for table in tables)
+        return tuple(np.array(table, dtype=np.int32) for table in self._tables_of(request))
 
     @property
     def usage(self) -> KVCacheUsage:
@@ -172,6 +170,16 @@ class PagedKVCacheManager(KVCacheManager):
     def num_exclusive_blocks(self, request: KVRequest) -> int:
         held = self._held.get(request.request_id)
         return 0 if held is None else sum(map(self.pool.num_exclusive, held.tables))
+
+    def num_saved_blocks(self, request: KVRequest, hit: Hit, without: Sequence[KVRequest] = ()) -> int:
+        if not hit.tokens:
+            return 0
+        loads: list[Load] = []
+        tables = self._hit_tables(request, hit, loads)
+        given = Counter(block_id for one in without for table in self._tables_of(one) for block_id in table)
+        used = [block_id for table in tables for block_id in table if block_id != NULL_BLOCK]
+        num_idle = sum(self.pool.ref_count(block_id) == given[block_id] for block_id in used)
+        return sum(map(len, tables)) - len(loads) - num_idle
 
     def prefix_hashes(self, request: KVRequest) -> Sequence[bytes]:
         limit = self._hit_limit(request)
@@ -263,6 +271,10 @@ class PagedKVCacheManager(KVCacheManager):
         raise RuntimeError(
             f"request {request.request_id}: {hit} is not, or no longer, in the cache; look the request up again"
         )
+
+    def _tables_of(self, request: KVRequest) -> Sequence[Sequence[int]]:
+        held = self._held.get(request.request_id)
+        return [()] * len(self._groups) if held is None else held.tables
 
     def _chain(self, request: KVRequest) -> HashChain:
         """An ended request whose id is in use again may still be looked up, by a policy that remembers it."""

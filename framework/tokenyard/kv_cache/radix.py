@@ -131,6 +131,19 @@ class RadixKVCacheManager(KVCacheManager):
         held = self._held.get(request.request_id)
         return 0 if held is None else self.blocks.num_exclusive(held.table)
 
+    def num_saved_blocks(self, request: KVRequest, hit: Hit, without: Sequence[KVRequest] = ()) -> int:
+        num_hit = hit.tokens // self._block_size
+        if not num_hit:
+            return 0
+        used = [block_id for node in self._hit_nodes(request, hit) for block_id in node.blocks][:num_hit]
+        given = Counter(
+            block_id
+            for one in without
+            if (held := self._held.get(one.request_id)) is not None
+            for block_id in held.table
+        )
+        return sum(self.blocks.ref_count(block_id) != given[block_id] for block_id in used)
+
     def prefix_hashes(self, request: KVRequest) -> Sequence[bytes]:
         limit = self._hit_limit(request)
         return self._names.get(request).extend(request, limit)[:limit] if limit else ()

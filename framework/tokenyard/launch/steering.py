@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tokenyard.config import SchedulerConfig
 from tokenyard.descriptors import ComponentDescriptor, PolicyDescriptor
+from tokenyard.errors import ConfigError
 from tokenyard.interfaces import latency, predictor
 from tokenyard.interfaces.latency import LatencyModel, LatencyModelContext
 from tokenyard.interfaces.policy import PolicyContext, PreemptMode, RequestView, SchedulingPolicy
@@ -39,11 +40,7 @@ def make_steering(config: EngineConfig, catalogue: Catalogue) -> Steering:
     acting = scheduler.policy
     return Steering(
         policy=None if acting is None else make_policy(acting.name, acting.options, config, catalogue),
-        shadow=(
-            None
-            if scheduler.shadow is None
-            else make_policy(scheduler.shadow, scheduler.shadow_options, config, catalogue)
-        ),
+        shadow=None if scheduler.shadow is None else _shadow(scheduler.shadow, config, catalogue),
         latency=_latency_model(config, catalogue),
         make_predictor=_predictor_maker(config, catalogue),
     )
@@ -65,6 +62,13 @@ def make_policy(name: str, options: object, config: EngineConfig, catalogue: Cat
         SchedulingPolicy,
         lambda part: part.factory(options, context),
     )
+
+
+def _shadow(name: str, config: EngineConfig, catalogue: Catalogue) -> SchedulingPolicy:
+    try:
+        return make_policy(name, config.scheduler.shadow_options, config, catalogue)
+    except ConfigError as error:  # a policy knows its own keys, not that it is to be a shadow
+        raise ConfigError(f"scheduler.shadow={name}: {error}") from error
 
 
 def _max_chunk_tokens(scheduler: SchedulerConfig) -> int | None:

@@ -40,16 +40,23 @@ def check_trace(trace: TraceConfig) -> None:
     for key, name in (("trace.path", trace.path), ("trace.chrome", trace.chrome)):
         if name is None:
             continue
-        path = Path(name)
         if not name.strip() or "\0" in name:
             raise wrong(key, name, "the name of a new file")
-        if path.exists() or path.is_symlink():
-            raise exists_already(path)
-        if not path.absolute().parent.is_dir():
-            raise wrong(key, name, "the name of a new file in a folder that exists")
+        try:
+            _check_place(key, name)
+        except OSError as error:  # too long, or in a folder that may not be looked at
+            raise ConfigError(f"{key}={name}: no such file can be made: {error.strerror}; give another") from error
     names = [name for name in (trace.path, trace.chrome) if name is not None]
     if len({Path(name).absolute() for name in names}) < len(names):
         raise wrong("trace.chrome", trace.chrome, "another file than trace.path")
+
+
+def _check_place(key: str, name: str) -> None:
+    path = Path(name)
+    if path.exists() or path.is_symlink():
+        raise exists_already(path)
+    if not path.absolute().parent.is_dir():
+        raise wrong(key, name, "the name of a new file in a folder that exists")
 
 
 def with_absolute_trace(config: EngineConfig) -> EngineConfig:

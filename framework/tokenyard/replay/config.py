@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from tokenyard.errors import PluginError, UserError
+from tokenyard.errors import ConfigError, PluginError, UserError
 from tokenyard.launch.build import build_engine_config, build_plugins_config
 from tokenyard.launch.compose import compose_config
 from tokenyard.launch.overrides import Given, format_value, parse_overrides
@@ -38,11 +38,17 @@ def replayed_config(
         catalogue = load_catalogue(build_plugins_config(group_values(recorded, "plugins")))
     try:
         values = _changed(recorded, overrides, catalogue) if overrides else recorded
-        return build_engine_config(values, catalogue), catalogue
+        config = build_engine_config(values, catalogue)
     except PluginError as error:
         if missing := _missing(header, catalogue):
             raise PluginError(f"the trace was recorded with {missing}, not installed here; {error}") from error
         raise
+    if config.scheduler.preempt_mode == "swap" and not header.sizes.num_host_blocks:
+        raise ConfigError(
+            "scheduler.preempt_mode=swap needs kv_cache.host_memory, and the trace was recorded without; record one "
+            "with it, or choose recompute or pause"
+        )
+    return config, catalogue
 
 
 def parse_changes(overrides: Sequence[str]) -> list[ParsedOverride]:

@@ -221,7 +221,7 @@ class Admission:
         if self._can_chunk and (count := self._policy.chunk_size(request, count)) == 0:
             return 0
         allocation = self._kv.allocate(request, request.num_tokens, hit)
-        if allocation is None and self._growth.make_room(self._num_blocks(request)):
+        if allocation is None and self._growth.make_room(request):
             hit = self._kv.lookup(request)
             missing = request.num_tokens - hit.tokens
             count = min(count, missing) if self._can_chunk else missing
@@ -232,11 +232,6 @@ class Admission:
         self._enter(request, hit, allocation)
         self._steps.add_prefill(cast("int", request.slot), count)
         return count
-
-    def _num_blocks(self, request: Request) -> int:
-        """Of all its known tokens, in all K/V groups. A hit may need fewer, of which some are free and cached."""
-        num_blocks = -(-request.num_tokens // self._block_size)
-        return num_blocks * len(self._kv.block_ids(request))
 
     def _enter(self, request: Request, hit: Hit, allocation: Allocation) -> None:
         is_resumed = request.status is RequestStatus.PREEMPTED

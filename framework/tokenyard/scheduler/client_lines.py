@@ -66,6 +66,8 @@ class ClientLines:
     def in_turn(self, limit: int, passed: Container[str]) -> list[Request]:
         """Up to `limit` requests, the first of each client, then the second of each, ...; without those `passed`."""
         heads = self._heads if passed else self._heads[:limit]
+        if not passed and len(heads) == limit:
+            return [self._lines[client][0][1] for _, client in heads]
         lines = [
             (request for _, request in self._lines[client] if request.request_id not in passed) for _, client in heads
         ]

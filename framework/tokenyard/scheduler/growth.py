@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tokenyard.interfaces.scheduler import WaitReason
+from tokenyard.scheduler.block_needs import num_blocks_needed
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tokenyard.arrays import BoolArray, IntArray, LongArray
     from tokenyard.interfaces.kv_cache import KVCacheManager
     from tokenyard.scheduler.preemption import Preemptor
@@ -62,21 +65,26 @@ class BlockGrowth:
         self.is_short = bool(waits)
         return table.is_held[slots] & ~np.isin(slots, waits)
 
-    def make_room(self, num_blocks: int) -> bool:
-        """Take blocks away from paused requests until so many are free; False, with nothing changed, if that is vain.
+    def make_room(self, request: Request) -> bool:
+        """Take blocks away from paused requests until `request` can enter; False, with nothing changed, if it is vain.
 
         Blocks that they share with others, and those of steps in flight, would not be free at once.
         """
         paused = self._running.paused
         if not paused or self._running.has_blocks_in_flight:
             return False
-        exclusive = sum(self._kv.num_exclusive_blocks(request) for request in paused.values())
-        if self._kv.usage.num_free_blocks + exclusive < num_blocks:
+        losers = tuple(paused.values())
+        if sum(map(self._kv.num_exclusive_blocks, losers)) < self._num_lacking(request, losers):
             return False
-        while paused and self._kv.usage.num_free_blocks < num_blocks and not self._running.has_blocks_in_flight:
-            candidates = [request for request in self._running.requests.values() if request.is_paused]
+        while paused and self._num_lacking(request) > 0 and not self._running.has_blocks_in_flight:
+            candidates = [one for one in self._running.requests.values() if one.is_paused]
             self._preemptor.take_blocks(candidates, WaitReason.KV_BLOCKS.value)
-        return self._kv.usage.num_free_blocks >= num_blocks
+        return self._num_lacking(request) <= 0
+
+    def _num_lacking(self, request: Request, without: Sequence[Request] = ()) -> int:
+        """Blocks that have to become free for `request`, when those of `without` hold none of its hit any more."""
+        needed = num_blocks_needed(self._kv, request, self._block_size, without)
+        return needed - self._kv.usage.num_free_blocks
 
     def _grow_one(self, request: Request, slot: int, start: int, num_tokens: int) -> bool:
         """Preempt until the row has its block or is gone. False: it has to wait for blocks of steps in flight."""

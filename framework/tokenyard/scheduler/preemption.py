@@ -38,7 +38,7 @@ class Preemptor:
         self._policy = policy
         self._events = events
         self.num_preemptions = 0
-        self.displaced: set[str] = set()  # ids of those that the policy sent back into the line in the current step
+        self.displaced: set[str] = set()  # ids of those that made room in the current step: they do not enter in it
 
     def begin_step(self) -> None:
         """A step begins."""
@@ -49,6 +49,7 @@ class Preemptor:
         """One of these, by the policy's choice, gives its blocks back."""
         victim = self._policy.victim(candidates, 1)
         mode = self._policy.preempt_mode(victim, self._mode)
+        self.displaced.add(victim.request_id)
         self._evict(victim, PreemptMode.RECOMPUTE if mode is PreemptMode.PAUSE else mode, reason)
 
     def take_turn(self, request: Request) -> None:

@@ -190,7 +190,7 @@ class Shadow:
     def use(self, view: SchedulerView) -> None:
         """The acting policy's view."""
         self._view = view
-        self.calls.use(ShadowView(view, self._seed))
+        self.calls.use(ShadowView(view, self.line, self._seed))
 
     def compare_with(self, acting: SchedulingPolicy) -> None:
         """Whose answers it is compared with."""

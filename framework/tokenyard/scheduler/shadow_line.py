@@ -34,6 +34,15 @@ class ShadowLine:
             self._queue.push(request, key)
         return key is None
 
+    @property
+    def num_started(self) -> int:
+        """Of those that wait, how many ran before."""
+        return self._queue.num_started
+
+    def first(self, limit: int, *, only_started: bool) -> list[Request]:
+        """Up to `limit` requests, in the order of the shadow's keys."""
+        return self._queue.started(limit) if only_started else self._queue.first(limit)
+
     def begin_admission(self) -> None:
         """Somebody may enter now: a shadow with a dynamic order is asked for it."""
         self._order = None

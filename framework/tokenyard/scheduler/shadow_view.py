@@ -1,9 +1,9 @@
-"""ShadowView: what a shadow policy sees, which is what the acting one sees, with random numbers of its own."""
+"""ShadowView: what a shadow policy sees: what the acting one sees, with a line and random numbers of its own."""
 
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -11,13 +11,15 @@ if TYPE_CHECKING:
     from tokenyard.interfaces.latency import StepLatency
     from tokenyard.interfaces.policy import RequestView, SchedulerView
     from tokenyard.interfaces.predictor import OutputLengthPredictor
+    from tokenyard.scheduler.shadow_line import ShadowLine
 
 
 class ShadowView:
     """Satisfies `tokenyard.interfaces.SchedulerView`. What the shadow draws, nobody else misses."""
 
-    def __init__(self, view: SchedulerView, seed: int) -> None:
+    def __init__(self, view: SchedulerView, line: ShadowLine, seed: int) -> None:
         self._view = view
+        self._line = line
         self._rng = Random(f"shadow {seed}")  # noqa: S311 - reproducible choices, no secrets
 
     @property
@@ -61,7 +63,13 @@ class ShadowView:
         return self._view.prefills
 
     def waiting(self, limit: int) -> Sequence[RequestView]:
-        return self._view.waiting(limit)
+        """In the order of its own keys: the same requests as in the acting policy's line."""
+        return cast("list[RequestView]", self._line.first(limit, only_started=self._is_paused()))
+
+    def _is_paused(self) -> bool:
+        """Whether the acting policy is shown those alone that ran before, since nobody may start."""
+        num_started = self._line.num_started
+        return len(self._view.waiting(num_started + 1)) <= num_started < self._view.num_waiting
 
     @property
     def token_clock(self) -> int:
@@ -81,8 +89,8 @@ class ShadowView:
     def num_exclusive_blocks(self, request: RequestView) -> int:
         return self._view.num_exclusive_blocks(request)
 
-    def num_blocks_needed(self, request: RequestView) -> int:
-        return self._view.num_blocks_needed(request)
+    def num_blocks_needed(self, request: RequestView, without: Sequence[RequestView] = ()) -> int:
+        return self._view.num_blocks_needed(request, without)
 
     def prefix_hashes(self, request: RequestView) -> Sequence[bytes]:
         return self._view.prefix_hashes(request)

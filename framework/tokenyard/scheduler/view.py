@@ -7,7 +7,10 @@ from random import Random
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
+import numpy as np
+
 from tokenyard.errors import PluginError
+from tokenyard.scheduler.block_needs import num_blocks_needed
 from tokenyard.scheduler.step_latency import no_latency_model
 
 if TYPE_CHECKING:
@@ -49,7 +52,8 @@ class PolicyView:
         self._predictor = predictor
         self._latency = latency
         self._rng = Random(seed)  # noqa: S311 - reproducible choices, no secrets
-        self._hits: dict[str, tuple[int, int]] = {}  # request id -> known tokens then, and the hit; of one cache state
+        # By request id: whose it was, its known tokens then, and the hit; of one cache state
+        self._hits: dict[str, tuple[Request, int, int]] = {}
         self._hits_version: int | None = None
 
     @property
@@ -113,16 +117,15 @@ class PolicyView:
         return self._latency
 
     def num_blocks(self, request: RequestView) -> int:
-        return sum(len(table) for table in self._kv.block_ids(cast("KVRequest", request)))
+        # An entry whose block has left the window is 0.
+        return sum(int(np.count_nonzero(table)) for table in self._kv.block_ids(cast("KVRequest", request)))
 
     def num_exclusive_blocks(self, request: RequestView) -> int:
         return self._kv.num_exclusive_blocks(cast("KVRequest", request))
 
-    def num_blocks_needed(self, request: RequestView) -> int:
-        record = cast("Request", request)
-        hit = self._kv.lookup(record)
-        num_blocks = -(-record.num_tokens // self._block_size) - (hit.tokens - hit.swapped) // self._block_size
-        return num_blocks * len(self._kv.block_ids(record))
+    def num_blocks_needed(self, request: RequestView, without: Sequence[RequestView] = ()) -> int:
+        others = cast("Sequence[KVRequest]", without)
+        return num_blocks_needed(self._kv, cast("KVRequest", request), self._block_size, others)
 
     def prefix_hashes(self, request: RequestView) -> Sequence[bytes]:
         return self._kv.prefix_hashes(cast("KVRequest", request))
@@ -138,6 +141,6 @@ class PolicyView:
             self._hits_version = version
         num_tokens = record.num_tokens
         found = self._hits.get(record.request_id)
-        if found is None or found[0] != num_tokens:
-            found = self._hits[record.request_id] = (num_tokens, self._kv.lookup(record).tokens)
-        return found[1]
+        if found is None or found[0] is not record or found[1] != num_tokens:
+            found = self._hits[record.request_id] = (record, num_tokens, self._kv.lookup(record).tokens)
+        return found[2]

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 DEFAULT_NUM_BLOCKS = 10_000
 DEFAULT_MAX_MODEL_LEN = 8192
+MOST_HOST_BLOCKS = 1 << 24  # their content is kept, a number a token
 
 
 def catalogue_with(*descriptors: Descriptor[Any], installed: Catalogue | None = None) -> Catalogue:
@@ -144,7 +145,15 @@ def _worker_limits(config: EngineConfig, group_windows: Sequence[int | None]) ->
         block_size=config.kv_cache.block_size,
         num_blocks=config.kv_cache.num_blocks or 0,
         group_windows=tuple(group_windows),
-        num_host_blocks=host_blocks(
-            config, config.kv_cache.block_size
-        ),  # as `ScriptedExecutor` reports: a byte a token
+        num_host_blocks=_num_host_blocks(config),
     )
+
+
+def _num_host_blocks(config: EngineConfig) -> int:
+    count = host_blocks(config, config.kv_cache.block_size)  # as `ScriptedExecutor` reports: a byte a token
+    if count > MOST_HOST_BLOCKS:
+        raise ConfigError(
+            f"kv_cache.host_memory={config.kv_cache.host_memory} is {count} blocks in a harness, where a token takes a "
+            f"byte; give at most {MOST_HOST_BLOCKS * config.kv_cache.block_size} bytes ({MOST_HOST_BLOCKS} blocks)"
+        )
+    return count

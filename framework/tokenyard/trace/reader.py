@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from typing import TYPE_CHECKING
 
 from tokenyard.errors import UserError
@@ -29,6 +30,8 @@ class TraceReader:
         self.is_complete = False  # whether the end of the trace was read
         self.is_cut = False  # whether the last line is only the beginning of one
         try:
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise UserError(f"the trace {path} cannot be read: it is no regular file; give one of trace.path")
             self._file: BinaryIO = path.open("rb")
         except OSError as error:
             raise UserError(f"the trace {path} cannot be read: {error.strerror or error}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 
@@ -13,6 +13,12 @@ from tokenyard.request import Retention
 FORMAT = "tokenyard-trace"
 VERSION = 1
 """Grows with every change that an older reader would misread; a reader takes its own version alone."""
+
+# What a trace may say of sizes: a replay makes room for so many. Positions and token ids are 32-bit numbers.
+_NumBlocks: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1 << 26)]
+_NumHostBlocks: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 26)]
+_Length: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)]
 
 Time: TypeAlias = float | str  # engine-clock seconds; "inf" and "-inf" as text, which JSON has no number for
 
@@ -33,19 +39,19 @@ class Component(msgspec.Struct, frozen=True, array_like=True):
 class GroupSpec(msgspec.Struct, frozen=True, array_like=True):
     """A K/V group: see KVCacheGroupSpec."""
 
-    num_layers: int
-    bytes_per_token: int
-    sliding_window: int | None
+    num_layers: _Count
+    bytes_per_token: _Count
+    sliding_window: _Count | None
 
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     """What the start of the engine settled: a replay has no model to ask."""
 
-    num_blocks: int
-    num_host_blocks: int
-    max_model_len: int
-    vocab_size: int
-    kv_cache_groups: tuple[GroupSpec, ...]
+    num_blocks: _NumBlocks
+    num_host_blocks: _NumHostBlocks
+    max_model_len: _Length
+    vocab_size: _Count
+    kv_cache_groups: Annotated[tuple[GroupSpec, ...], msgspec.Meta(min_length=1, max_length=256)]
     records_kv_events: bool
 
 

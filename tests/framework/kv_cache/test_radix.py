@@ -286,6 +286,22 @@ def test_exclusive_blocks_are_those_of_nobody_else() -> None:
         assert (manager.num_exclusive_blocks(first), manager.num_exclusive_blocks(second)) == (1, 1)
 
 
+def test_of_a_hit_the_blocks_that_somebody_holds_are_saved() -> None:
+    """Two blocks of a's three are found for c, of which b holds one too."""
+    for manager in (radix(), PagedKVCacheManager(num_blocks=20, block_size=4)):
+        first, second, new = FakeRequest("a", ABC), FakeRequest("b", [*ABC[:4], 1, 2]), FakeRequest("c", [*ABC[:8], 1])
+        start(manager, first)
+        start(manager, second)
+        found = manager.lookup(new)
+        assert found.tokens == 8
+        assert manager.num_saved_blocks(new, found) == 2
+        assert manager.num_saved_blocks(new, found, [first]) == 1
+        assert manager.num_saved_blocks(new, found, [second]) == 2
+        assert manager.num_saved_blocks(new, found, [first, second]) == 0
+        manager.free(first)
+        assert manager.num_saved_blocks(new, manager.lookup(new)) == 1
+
+
 def test_caching_can_be_off() -> None:
     manager = RadixKVCacheManager(num_blocks=4, block_size=4, enable_prefix_caching=False)
     ended(manager, FakeRequest("a", ABC))

@@ -114,7 +114,7 @@ def test_the_one_text_that_means_no_value_is_refused() -> None:
         (["--enable-chunked-prefill"], ["scheduler.enable_chunked_prefill=true"]),
         (["--no-enable-chunked-prefill"], ["scheduler.enable_chunked_prefill=false"]),
         (["--long-prefill-token-threshold", "5"], ["scheduler.long_prefill_token_threshold=5"]),
-        (["--scheduling-policy", "sjf"], ['scheduler="sjf"']),
+        (["--scheduling-policy", "wspt"], ['scheduler="wspt"']),
         (["--block-size", "8"], ["kv_cache.block_size=8"]),
         (["--num-gpu-blocks-override", "99"], ["kv_cache.num_blocks=99"]),
         (["--gpu-memory-utilization", "0.5"], ["kv_cache.gpu_memory_utilization=0.5"]),

@@ -222,6 +222,62 @@ def test_nobody_loses_blocks_for_one_that_would_not_fit_even_then() -> None:
         engine.run()
 
 
+@pytest.mark.parametrize("num_prompt", [64, 65])
+def test_a_paused_request_gives_its_blocks_to_one_that_they_are_just_enough_for(num_prompt: int) -> None:
+    """Of six blocks `b` runs with two and `a` is paused with three: four of 16 tokens can be had."""
+    policy = Turns(PreemptMode.PAUSE)
+    with harness(policy, "scheduler.max_num_seqs=2", "kv_cache.num_blocks=6") as engine:
+        engine.add(range(40), "a", max_tokens=6)
+        engine.add(range(100, 117), "b", max_tokens=8)
+        engine.step()
+        engine.add(range(200, 200 + num_prompt), "c", max_tokens=1)
+        policy.named = ["b"]
+        engine.step()
+        assert ("c" in engine.scheduled) is (num_prompt == 64)
+        assert [one.mode for one in policy.preemptions][1:] == [PreemptMode.RECOMPUTE] * (num_prompt == 64)
+        policy.named = None
+        engine.run()
+
+
+@pytest.mark.parametrize("num_prompt", [64, 65])
+def test_what_a_paused_request_shares_with_the_one_that_enters_counts_once(num_prompt: int) -> None:
+    """Two of `a`'s three blocks are its hit: they are free only once `a` has lost them, and then needed."""
+    policy = Turns(PreemptMode.PAUSE)
+    with harness(policy, "scheduler.max_num_seqs=2", "kv_cache.num_blocks=6") as engine:
+        engine.add(range(40), "a", max_tokens=6)
+        engine.add(range(100, 117), "b", max_tokens=8)
+        engine.step()
+        engine.add([*range(32), *range(200, 200 + num_prompt - 32)], "c", max_tokens=1)
+        policy.named = ["b"]
+        engine.step()
+        assert ("c" in engine.scheduled) is (num_prompt == 64)
+        assert [one.mode for one in policy.preemptions][1:] == [PreemptMode.RECOMPUTE] * (num_prompt == 64)
+        policy.named = None
+        engine.run()
+
+
+class TurnsInOrder(Turns):
+    """Ranks the line too: as it is."""
+
+    def waiting_order(self, window: Sequence[RequestView], view: SchedulerView) -> Sequence[RequestView]:
+        return window
+
+
+@pytest.mark.parametrize("policy_type", [Turns, TurnsInOrder])
+def test_who_was_displaced_does_not_enter_again_in_that_step(policy_type: type[Turns]) -> None:
+    policy = policy_type(PreemptMode.RECOMPUTE)
+    with harness(policy, "scheduler.max_num_seqs=2") as engine:
+        for number, name in enumerate("ab"):
+            engine.add([number, 5], name, max_tokens=9)
+        engine.step()
+        policy.named = ["b"]
+        engine.step()
+        assert (list(engine.scheduled), engine.waiting) == (["b"], ["a"])
+        policy.named = None
+        engine.step()
+        assert set(engine.scheduled) == {"a", "b"}
+
+
 def test_a_policy_that_lets_nobody_run_is_overruled() -> None:
     policy = Turns(PreemptMode.PAUSE)
     policy.named = []
@@ -390,6 +446,49 @@ def test_the_token_clock_runs_with_the_work_and_hits_are_those_of_now() -> None:
         engine.run()
         engine.add([7] * 40, "c", max_tokens=1)
     assert policy.seen == [("a", 0, 0, 0), ("b", 41, 41, 32), ("c", 49, 49, 0)]
+
+
+class AsksAgain(SchedulingPolicy):
+    """Looks up what it is told to, whenever it may, and by name what it kept."""
+
+    def __init__(self) -> None:
+        self.kept: list[RequestView] = []
+        self.hits: list[int] = []
+
+    def on_arrival(self, requests: Sequence[RequestView], view: SchedulerView) -> None:
+        self.kept += requests
+        self.hits = [view.hit_tokens(one) for one in self.kept]
+
+    def on_step(self, outcomes: Sequence[StepOutcome], view: SchedulerView) -> None:
+        self.hits = [view.hit_tokens(one) for one in self.kept]
+
+
+def test_a_request_that_knows_a_token_more_is_looked_up_again() -> None:
+    """One token is always left to compute: of 32 known ones one block of two is a hit, of 33 both."""
+    policy = AsksAgain()
+    with harness(policy, "engine=sync") as engine:
+        engine.add(range(40), "first", max_tokens=1)
+        engine.run()
+        policy.kept.clear()
+        engine.add(range(32), "x", max_tokens=2)
+        assert policy.hits == [16]
+        engine.step()
+        assert policy.hits == [32]
+        engine.run()
+
+
+def test_a_hit_is_that_of_the_request_and_not_of_an_earlier_one_with_its_id() -> None:
+    policy = AsksAgain()
+    with harness(policy) as engine:
+        engine.add(range(40), "first", max_tokens=1)
+        engine.run()
+        policy.kept.clear()
+        engine.add(range(40), "x", max_tokens=1)
+        assert policy.hits == [32]
+        engine.finish("x")
+        engine.add(range(100, 140), "x", max_tokens=1)
+        assert policy.hits == [32, 0]
+        engine.run()
 
 
 def test_the_clock_stands_still_during_a_call() -> None:

@@ -143,6 +143,66 @@ def test_a_hit_needs_no_blocks_of_others() -> None:
 
 
 @MODES
+@pytest.mark.parametrize(("num_prompt", "enters"), [(28, True), (29, False)])
+def test_cached_blocks_that_nobody_holds_are_free_or_a_hit_but_not_both(
+    mode: str, num_prompt: int, enters: bool
+) -> None:
+    """Ten blocks, four cached: without the three of the one that keeps its turn seven can be had, for 28 tokens."""
+    engine = engine_of(f"scheduler.preempt_mode={mode}", "kv_cache.enable_prefix_caching=true", places=2, num_blocks=10)
+    engine.add(range(17), "cached", max_tokens=1)  # four whole blocks stay in the cache
+    engine.run()
+    engine.add(range(500, 510), "keeps", priority=0, max_tokens=10)
+    engine.add(range(600, 605), "loses", priority=4, max_tokens=10)
+    engine.step()
+    engine.add([*range(16), *range(700, 700 + num_prompt - 16)], "x", priority=2, max_tokens=1)
+    engine.step()
+    assert set(engine.scheduled) == ({"keeps", "x"} if enters else {"keeps", "loses"})
+    engine.run()
+
+
+@MODES
+@pytest.mark.parametrize(("num_prompt", "enters"), [(28, True), (29, False)])
+def test_blocks_shared_with_the_one_that_loses_its_turn_are_needed_then(
+    mode: str, num_prompt: int, enters: bool
+) -> None:
+    """Ten blocks, three of which are `keeps`'s: seven can be had, whether or not `loses` holds some of the hit."""
+    engine = engine_of(f"scheduler.preempt_mode={mode}", "kv_cache.enable_prefix_caching=true", places=2, num_blocks=10)
+    engine.add(range(500, 510), "keeps", priority=0, max_tokens=10)
+    engine.add(range(18), "loses", priority=4, max_tokens=10)
+    engine.step()
+    engine.add([*range(16), *range(700, 700 + num_prompt - 16)], "x", priority=2, max_tokens=1)
+    engine.step()
+    assert set(engine.scheduled) == ({"keeps", "x"} if enters else {"keeps", "loses"})
+    engine.run()
+
+
+@MODES
+def test_what_is_shared_with_others_is_not_asked_for_twice(mode: str) -> None:
+    """Ten blocks: four are shared by all, three more the paused one's: its three and the two that are free are enough.
+
+    What the request needs is worked out alike for `keep_turns` and where blocks of paused requests are taken.
+    """
+    engine = engine_of(f"scheduler.preempt_mode={mode}", "kv_cache.enable_prefix_caching=true", places=2, num_blocks=10)
+    engine.add([*range(16), 100], "keeps", priority=0, max_tokens=20)
+    engine.step()
+    engine.add([*range(16), *range(200, 210)], "loses", priority=4, max_tokens=20)
+    engine.step()
+    engine.add([*range(16), *range(300, 314)], "x", priority=2, max_tokens=2)
+    engine.step()
+    assert set(engine.scheduled) == {"keeps", "x"}
+    engine.run()
+
+
+def test_nothing_is_ranked_where_nobody_could_be_displaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> None:
+        raise AssertionError("somebody was ranked")
+
+    monkeypatch.setattr("tokenyard.interfaces.turns._Kept", fail)
+    case = Situation({"a": (1, 4), "b": (3, 4)}, {"x": (2, 4)})  # odd ones keep their turns
+    assert case.run(engine_of(places=2), 3) == {"a", "b"}
+
+
+@MODES
 def test_what_was_displaced_goes_on_before_others_of_its_kind(mode: str) -> None:
     engine = engine_of(f"scheduler.preempt_mode={mode}", places=1)
     engine.add([1], "calm", priority=4, max_tokens=9)

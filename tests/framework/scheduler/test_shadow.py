@@ -202,6 +202,38 @@ def test_an_urgent_request_that_would_have_been_first_is_counted_once() -> None:
     assert ("waiting_order", "calm", "urgent") in [(one.point, one.actual, one.shadow) for one in decisions]
 
 
+@pytest.mark.parametrize("names", [("a-calm", "b-urgent"), ("a-urgent", "b-calm")])
+def test_one_that_displaces_looks_at_its_own_line(names: Sequence[str]) -> None:
+    shadow = "scheduler.shadow={name: priority, preempt: true}"
+    with EngineHarness([shadow, "scheduler.max_num_seqs=1", "engine=sync"]) as engine:
+        engine.add([1, 2], "runs", 5, max_tokens=6, ignore_eos=True)
+        engine.step()
+        for name in names:
+            engine.add([1, 2], name, 0 if "urgent" in name else 9, max_tokens=2, ignore_eos=True)
+        for _ in range(4):
+            engine.step()
+        stats = engine.stats.shadow
+    assert stats is not None
+    # Whoever is first in the line of fcfs: the shadow would have let the urgent one run in each step.
+    assert {point.point: point[1:] for point in stats.points}["running_order"] == (0, 4)
+
+
+def test_while_nobody_may_start_one_that_displaces_looks_at_those_that_ran() -> None:
+    shadow = "scheduler.shadow={name: priority, preempt: true}"
+    with EngineHarness([shadow, "scheduler.max_num_seqs=1", "engine=sync"]) as engine:
+        engine.add([1, 2], "runs", 5, max_tokens=6, ignore_eos=True)
+        engine.step()
+        engine.pause("wait")
+        engine.add([1, 2], "urgent", 0, max_tokens=2)
+        for _ in range(3):
+            engine.step()
+        stats = engine.stats.shadow
+        engine.resume()
+        engine.run()
+    assert stats is not None
+    assert {point.point: point[1:] for point in stats.points}["running_order"] == (3, 0)
+
+
 def test_one_that_fails_is_switched_off_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     _, shadow = run(config_of("scheduler.shadow=failing"), seed=1)
     assert shadow is not None

@@ -595,3 +595,8 @@ def test_what_a_script_raises_is_what_a_test_sees() -> None:
 
     with pytest.raises(LookupError):
         engine.step(script)
+
+
+def test_more_host_memory_than_a_harness_can_hold_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"kv_cache\.host_memory=100TiB is \d+ blocks in a harness.* give at most"):
+        EngineHarness(["kv_cache.host_memory=100TiB"])

@@ -80,6 +80,7 @@ def test_a_broken_manager_is_found(make: type, test: str, rule: str) -> None:
         (swapping.LosesACopy, "sound", "kv.content"),
         (swapping.CopiesNowhere, "sound", "kv.transfer_blocks"),
         (swapping.CountsSharedBlocks, "sound", "kv.exclusive_blocks"),
+        (swapping.ForgetsThatIdleBlocksAreFree, "sound", "kv.saved_blocks"),
         (swapping.StandsStill, "sound", "kv.prefix_version"),
         (swapping.NamesBlocksAlone, "test_names_of_blocks_tell_their_content", "kv.prefix_hashes"),
         (swapping.ReadsAClock, "test_it_reads_no_clock", "kv.no_wall_clock"),

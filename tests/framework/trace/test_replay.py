@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tokenyard.catalogue import Catalogue
 from tokenyard.config import NoOptions
 from tokenyard.descriptors import PolicyDescriptor
-from tokenyard.errors import UserError
+from tokenyard.errors import ConfigError, UserError
 from tokenyard.interfaces.policy import RequestView, SchedulerView, SchedulingPolicy
 from tokenyard.plugins import load_catalogue
 from tokenyard.replay.run import ReplayResult, replay
@@ -237,6 +237,10 @@ class TestOverrides:
         assert result.difference is None
         assert result.shadow is not None
         assert sum(point.num_otherwise for point in result.shadow.points)
+
+    def test_swapping_needs_host_memory_in_the_trace(self, trace: Path) -> None:
+        with pytest.raises(ConfigError, match=r"preempt_mode=swap needs kv_cache\.host_memory, and the trace"):
+            replay(trace, ["scheduler.preempt_mode=swap"])
 
     @pytest.mark.parametrize("override", ["model.name=x", "engine=overlap", "kv_cache.memory=1GiB", "trace.path=x"])
     def test_what_a_replay_has_not_cannot_be_changed(self, trace: Path, override: str) -> None:

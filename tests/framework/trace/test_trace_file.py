@@ -56,6 +56,11 @@ class TestFile:
             assert records_of(path)[-1]["call"] == "idle"
 
     @pytest.mark.parametrize("key", ["trace.path", "trace.chrome"])
+    def test_a_name_that_is_too_long_is_refused(self, tmp_path: Path, key: str) -> None:
+        with pytest.raises(ConfigError, match=rf"^{key}=.*x: no such file can be made: File name too long; give"):
+            check_trace(load_engine_config([f"{key}={tmp_path / ('x' * 300)}"])[0].trace)
+
+    @pytest.mark.parametrize("key", ["trace.path", "trace.chrome"])
     def test_one_that_exists_is_refused_and_kept(self, tmp_path: Path, key: str) -> None:
         path = tmp_path / "old"
         path.write_text("precious")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from pathlib import Path
 
@@ -50,6 +51,37 @@ class TestBrokenFiles:
     def test_a_file_that_is_not_there_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="cannot be read"):
             replay(tmp_path / "missing")
+
+    def test_what_is_no_regular_file_is_refused_at_once(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "pipe")
+        for path in (tmp_path / "pipe", tmp_path):
+            with pytest.raises(UserError, match="it is no regular file"):
+                replay(path)
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("num_blocks", 10**9),
+            ("num_blocks", 10**30),
+            ("num_blocks", 0),
+            ("num_host_blocks", -1),
+            ("num_host_blocks", 10**13),
+            ("max_model_len", -1),
+            ("max_model_len", 10**9),
+            ("vocab_size", 0),
+            ("kv_cache_groups", []),
+            ("kv_cache_groups", [[1, 1, None]] * 1000),
+            ("kv_cache_groups", [[1, 1, -4]]),
+            ("kv_cache_groups", [[1, 0, None]]),
+        ],
+    )
+    def test_a_size_that_cannot_be_is_refused_by_name(self, trace: Path, name: str, value: object) -> None:
+        lines = lines_of(trace)
+        lines[0]["sizes"][name] = value
+        write_lines(trace, lines)
+        with pytest.raises(UserError, match=rf"line 1: no record of a trace: .*\$\.sizes\.{name}") as caught:
+            replay(trace)
+        assert "\n" not in str(caught.value)
 
     @settings(max_examples=40, deadline=None)
     @given(data=st.data())

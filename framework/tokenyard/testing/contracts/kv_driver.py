@@ -257,7 +257,10 @@ class KVDriver:
 
     def _enter(self, request: DrivenRequest) -> Hit | None:
         hit = self.lookup(request)
-        if self.allocate(request, request.num_tokens, hit) is None:
+        saved, num_free = self.manager.num_saved_blocks(request, hit), self.manager.usage.num_free_blocks
+        is_in = self.allocate(request, request.num_tokens, hit) is not None
+        self._check_saved(request, saved, num_free, is_in=is_in)
+        if not is_in:
             if not request.num_swapped:
                 self.manager.free(request)  # drops what it may have remembered of the attempt
             check_blocks(self.manager, self.live.values(), self._num_blocks)
@@ -265,6 +268,17 @@ class KVDriver:
         self.live[request.request_id] = request
         request.num_computed = hit.tokens
         return hit
+
+    def _check_saved(self, request: DrivenRequest, saved: int, num_free: int, *, is_in: bool) -> None:
+        needed = len(self._windows) * -(-request.num_tokens // self._block_size) - saved
+        taken = num_free - self.manager.usage.num_free_blocks
+        # One that was written for an older API says that nothing is saved.
+        is_own = type(self.manager).num_saved_blocks is not KVCacheManager.num_saved_blocks
+        if is_own and (taken != needed if is_in else needed <= num_free):
+            did = f"took {taken}" if is_in else "refused"
+            raise ContractViolation(
+                "kv.saved_blocks", f"{request} needs {needed} of {num_free} free blocks by its hit, allocate() {did}"
+            )
 
     def _leave(self, request: DrivenRequest) -> None:
         """It is swapped out."""
