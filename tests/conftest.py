@@ -26,7 +26,6 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenyard.model.default_model import ensure_default_model
 
-
 # No test is timed: what shares the machine would fail it.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")

@@ -31,7 +31,7 @@ CALLS: Mapping[str, tuple[str, ...]] = {
         "free",
         "take_events",
         "num_exclusive_blocks",
-    "num_saved_blocks",
+        "num_saved_blocks",
         "prefix_hashes",
         "swap_out",
         "forget_swapped",

@@ -77,8 +77,7 @@ class SRPTPolicy(SchedulingPolicy):
 
     def _left(self, one: RequestView, num_computed: int, view: SchedulerView) -> float:
         to_come = self._weight * (view.predictor.output_len(one) - one.num_output_tokens)
-        remaining = one.num_prompt_tokens + one.num_output_tokens - num_computed + to_come
-        return remaining + self._ageing * one.arrival_time
+        return one.num_prompt_tokens + one.num_output_tokens - num_computed + to_come + self._ageing * one.arrival_time
 
 
 @hookimpl

@@ -6,8 +6,10 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 
+import planted_parts
 import pytest
-from tokenyard import PolicyDescriptor
+from planted_swapping import StandsStill
+from tokenyard import KVCacheManagerDescriptor, PolicyDescriptor
 from tokenyard.config import NoOptions
 from tokenyard.errors import EngineDeadError, PluginError
 from tokenyard.interfaces import (
@@ -22,11 +24,13 @@ from tokenyard.interfaces import (
 from tokenyard.testing import EngineHarness, catalogue_with
 
 
-def harness(policy: SchedulingPolicy, *overrides: str) -> EngineHarness:
+def harness(
+    policy: SchedulingPolicy, *overrides: str, others: Sequence[KVCacheManagerDescriptor[NoOptions]] = ()
+) -> EngineHarness:
     descriptor: PolicyDescriptor[NoOptions] = PolicyDescriptor(
         name="probe", api_version=(1, 6), factory=lambda options, context: policy
     )
-    return EngineHarness(["scheduler=probe", *overrides], catalogue=catalogue_with(descriptor))
+    return EngineHarness(["scheduler=probe", *overrides], catalogue=catalogue_with(descriptor, *others))
 
 
 def ids(requests: Sequence[RequestView]) -> list[str]:
@@ -266,7 +270,7 @@ class TurnsInOrder(Turns):
 @pytest.mark.parametrize("policy_type", [Turns, TurnsInOrder])
 def test_who_was_displaced_does_not_enter_again_in_that_step(policy_type: type[Turns]) -> None:
     policy = policy_type(PreemptMode.RECOMPUTE)
-    with harness(policy, "scheduler.max_num_seqs=2") as engine:
+    with harness(policy, "scheduler.max_num_seqs=2", "engine=sync") as engine:
         for number, name in enumerate("ab"):
             engine.add([number, 5], name, max_tokens=9)
         engine.step()
@@ -464,13 +468,16 @@ class AsksAgain(SchedulingPolicy):
 
 
 def test_a_request_that_knows_a_token_more_is_looked_up_again() -> None:
-    """One token is always left to compute: of 32 known ones one block of two is a hit, of 33 both."""
+    """One token is always left to compute: of 32 known ones one block of two is a hit, of 33 both.
+
+    The cache says that nothing changes, so nothing else than the number of tokens tells.
+    """
     policy = AsksAgain()
-    with harness(policy, "engine=sync") as engine:
-        engine.add(range(40), "first", max_tokens=1)
+    with harness(policy, "engine=sync", "kv_cache=planted", others=[planted_parts.manager(StandsStill)]) as engine:
+        engine.add(range(100, 140), "first", max_tokens=1)
         engine.run()
         policy.kept.clear()
-        engine.add(range(32), "x", max_tokens=2)
+        engine.add(range(100, 132), "x", max_tokens=2)
         assert policy.hits == [16]
         engine.step()
         assert policy.hits == [32]
