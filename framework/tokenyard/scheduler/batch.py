@@ -257,6 +257,8 @@ class BatchScheduler(Scheduler):
         self._time.read()
         self._expire()
         output = self._plan()
+        if output is None and self._preemptor.displaced and not self._steps.num_in_flight:
+            output = self._plan()  # nobody took what they gave up, so they may have it back
         if output is None and self._is_held():
             self._warn_of_overruling()
             self._policy.mute()
