@@ -78,7 +78,8 @@ class BlockGrowth:
             return False
         while paused and self._num_lacking(request) > 0 and not self._running.has_blocks_in_flight:
             candidates = [one for one in self._running.requests.values() if one.is_paused]
-            self._preemptor.take_blocks(candidates, WaitReason.KV_BLOCKS.value)
+            victim = self._preemptor.take_blocks(candidates, WaitReason.KV_BLOCKS.value)
+            self._preemptor.displaced.add(victim.request_id)
         return self._num_lacking(request) <= 0
 
     def _num_lacking(self, request: Request, without: Sequence[Request] = ()) -> int:

@@ -45,12 +45,12 @@ class Preemptor:
         if self.displaced:
             self.displaced = set()
 
-    def take_blocks(self, candidates: Sequence[Request], reason: str) -> None:
+    def take_blocks(self, candidates: Sequence[Request], reason: str) -> Request:
         """One of these, by the policy's choice, gives its blocks back."""
         victim = self._policy.victim(candidates, 1)
         mode = self._policy.preempt_mode(victim, self._mode)
-        self.displaced.add(victim.request_id)
         self._evict(victim, PreemptMode.RECOMPUTE if mode is PreemptMode.PAUSE else mode, reason)
+        return victim
 
     def take_turn(self, request: Request) -> None:
         """The policy left this running request out of a step."""
