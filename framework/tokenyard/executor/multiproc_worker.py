@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from tokenyard.ipc.child import begin_child, end_now
+from tokenyard.ipc.child import begin_child, end_now, settle
 from tokenyard.ipc.failures import error_to_message
 from tokenyard.ipc.handshake import check_components, check_identity, components_of
 from tokenyard.ipc.reports import PlanMessage, plan_from_message, report_to_message
@@ -43,6 +43,7 @@ MakeConfig = Callable[[Mapping[str, object]], "tuple[EngineConfig, Catalogue]"]
 def run_rank(make_config: MakeConfig) -> None:
     """Until the executor closes stdin, or has gone: nothing of a worker needs to be saved."""
     child = begin_child(end_now)
+    settle()  # it has neither processes nor folders of its own
     (address,) = child.arguments
     Rank(Channel(zmq.Context(), address, binds=True), make_config).run()
 

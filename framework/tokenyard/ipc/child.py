@@ -20,6 +20,8 @@ from tokenyard.ipc.stacks import register_stacks
 
 _PR_SET_PDEATHSIG = 1
 _FOLDER_POLL = 0.05  # seconds between two looks at whether the parent has removed its folder
+_MOST_REMOVALS = 1000
+_settled = threading.Event()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ def begin_child(on_end: Callable[[], None]) -> ChildArguments:
     service manager may send to a whole group, are left to the parent. Output to stdout goes where stderr goes.
 
     Where the parent gave a folder, this process removes it when the parent has gone before it could; the kernel, which
-    ends it with its parent at once, is asked to do so when the folder is no more.
+    ends it with its parent at once, is asked to do so when the folder is no more and this process has called `settle`.
     """
     told = json.loads(sys.argv[1])
     folder: str | None = told["folder"]
@@ -52,6 +54,11 @@ def begin_child(on_end: Callable[[], None]) -> ChildArguments:
     register_stacks(told["stacks"], told["name"])
     sys.argv[1:] = told["arguments"]
     return ChildArguments(told["name"], tuple(told["arguments"]))
+
+
+def settle() -> None:
+    """The process has what it needs: it leaves nothing behind if it is killed. Until then its end takes a moment."""
+    _settled.set()
 
 
 def end_now(exit_code: int = 1) -> NoReturn:
@@ -79,15 +86,23 @@ def _take_stdin() -> int:
 
 def _watch(pipe: int, folder: str | None, on_end: Callable[[], None]) -> None:
     if folder is not None:
-        while os.path.exists(folder):
+        while os.path.exists(folder) or not _settled.is_set():
             if select.select([pipe], [], [], _FOLDER_POLL)[0] and not os.read(pipe, 4096):
-                shutil.rmtree(folder, ignore_errors=True)
+                _remove(folder)
                 on_end()
                 return
         _die_with_parent()
     while os.read(pipe, 4096):
         pass
     on_end()
+
+
+def _remove(folder: str) -> None:
+    """Until it is gone: other processes, and this one's other threads, may still put something into it."""
+    for _ in range(_MOST_REMOVALS):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not os.path.exists(folder):
+            return
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:

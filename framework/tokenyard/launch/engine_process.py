@@ -14,7 +14,7 @@ import zmq
 from tokenyard.clock import MonotonicClock
 from tokenyard.engine.process_io import EngineIO, RestoreMetadata
 from tokenyard.engine.process_server import EngineServer
-from tokenyard.ipc.child import begin_child, end_now
+from tokenyard.ipc.child import begin_child, end_now, settle
 from tokenyard.ipc.config_values import config_to_values
 from tokenyard.ipc.failures import error_to_message
 from tokenyard.ipc.handshake import check_components, check_identity, components_of, own_identity
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 MODULE = "tokenyard.launch.engine_process"
 _GRACE = 2.0  # seconds in which the process ends once its parent has gone
+_STARTING_GRACE = 0.5  # the same while it starts: its ranks then clean up what it has just made for them
 
 
 def launch_message(config: EngineConfig, catalogue: Catalogue) -> Launch:
@@ -58,6 +59,7 @@ def main() -> None:
 class _EngineProcess:
     def __init__(self) -> None:
         self._io: EngineIO | None = None
+        self._is_ready = False
         incoming, outgoing, progress = begin_child(self._parent_left).arguments
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._clock = MonotonicClock()
@@ -76,6 +78,8 @@ class _EngineProcess:
         try:
             launch = io.launched.result()
             engine = _start(launch, io, self._clock)
+            settle()
+            self._is_ready = True
         except BaseException as error:
             last = Died(error_to_message(error))
         else:
@@ -91,7 +95,7 @@ class _EngineProcess:
         io = self._io
         if io is None or not io.launched.done():
             end_now()
-        timer = threading.Timer(_GRACE, end_now)
+        timer = threading.Timer(_GRACE if self._is_ready else _STARTING_GRACE, end_now)
         timer.daemon = True
         timer.start()
         io.stop()
