@@ -5,9 +5,9 @@ Importing this package imports no torch: names are loaded when they are first us
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
+from tokenyard.lazy_names import load_name
 from tokenyard.paths import expose_configs
 
 if TYPE_CHECKING:
@@ -83,11 +83,7 @@ expose_configs()
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module 'tokenyard' has no attribute {name!r}")
-    value: object = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
+    return load_name(__name__, _HOME, name)
 
 
 def __dir__() -> list[str]:

@@ -5,8 +5,9 @@ Names are loaded when they are first used: a plugin with an eviction rule is imp
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from tokenyard.lazy_names import load_name
 
 if TYPE_CHECKING:
     from tokenyard.kv_cache.block_pool import BlockPool
@@ -36,11 +37,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module 'tokenyard.kv_cache' has no attribute {name!r}")
-    value: object = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
+    return load_name(__name__, _HOME, name)
 
 
 def __dir__() -> list[str]:

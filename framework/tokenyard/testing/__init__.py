@@ -6,8 +6,9 @@ The suites need the extra `testing`.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from tokenyard.lazy_names import load_name
 
 if TYPE_CHECKING:
     from tokenyard.testing.contracts.attention import AttentionBackendContract
@@ -69,11 +70,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module 'tokenyard.testing' has no attribute {name!r}")
-    value: object = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
+    return load_name(__name__, _HOME, name)
 
 
 def __dir__() -> list[str]:
