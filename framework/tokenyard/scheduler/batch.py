@@ -277,7 +277,8 @@ class BatchScheduler(Scheduler):
             self._landing.step_back(output, result)
         self._landing.commit(output.slots if landed.alive is None else output.slots[landed.alive], result.errors)
         self._counters.num_generation_tokens += len(taken.token_ids)
-        self._counters.num_computed_tokens += output.total_num_scheduled_tokens
+        num_scheduled = output.total_num_scheduled_tokens
+        self._counters.num_computed_tokens += num_scheduled
         prompt_logprobs = self._sampled.prompt_logprobs(output, result, landed)
         ends = self._sampled.ends(output, result, landed, taken, self._requests)
         if self._policy.wants_steps:
@@ -288,7 +289,7 @@ class BatchScheduler(Scheduler):
         if is_odd:
             self._landing.restart_odd(output, result, landed)
         self._events.landed(output.step)
-        return self._told(output, result, taken, ends, prompt_logprobs)
+        return self._told(output, result, taken, ends, prompt_logprobs, num_scheduled)
 
     # Scheduling, in parts
 
@@ -344,6 +345,7 @@ class BatchScheduler(Scheduler):
         taken: Taken,
         ends: Sequence[FinishedRequest],
         prompt_logprobs: Sequence[PromptLogprobs],
+        num_scheduled: int,
     ) -> EngineCoreOutputs:
         return EngineCoreOutputs(
             request_ids=taken.request_ids,
@@ -358,7 +360,7 @@ class BatchScheduler(Scheduler):
             stats=self.stats() if self._log_stats else None,
             kv_events=self._kv.take_events(),
             events=self._events.take(),
-            num_scheduled_tokens=output.total_num_scheduled_tokens if self._log_stats else 0,
+            num_scheduled_tokens=num_scheduled if self._log_stats else 0,
         )
 
     # Ends
