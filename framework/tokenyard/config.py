@@ -95,6 +95,39 @@ class TraceConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadConfig:
+    """Group `workload`: the requests of a simulation or an experiment; nothing else reads it."""
+
+    name: str = "none"
+    limit: int | None = None  # requests at most; None = all that there are
+    time_scale: float = 1.0  # arrival times are multiplied by it: 0.5 = twice the load
+    # When requests come: at their own times, each when the last one has ended, all at once, or as many at a time as
+    # `concurrency` says.
+    arrivals: Literal["trace", "sequential", "all_at_once", "closed_loop"] = "trace"
+    concurrency: int | None = None  # requests at a time, of arrivals=closed_loop alone
+    # Clients for requests that have none: how many, or {number: 10, zipf: 1.0, seed: 0}; None = they stay without.
+    clients: int | Mapping[str, object] | None = None
+    options: object = NO_OPTIONS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SLOConfig:
+    """Node `experiment.slo`: what a good request meets, with its unit: "500ms", "2s"."""
+
+    ttft: str | None = None  # arrival to first token; None = any
+    tpot: str | None = None  # per output token after the first
+    e2e: str | None = None  # arrival to last token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentConfig:
+    """Group `experiment`: what a workload is run on, and what its results are judged by."""
+
+    target: str | None = None  # URL of a server of OpenAI's API to send the workload to; None = an engine of our own
+    slo: SLOConfig = field(default_factory=SLOConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionConfig:
     """Group `attention`: a backend by name, or `auto` = the first that runs here."""
 
@@ -209,6 +242,8 @@ class EngineConfig:
     server: ServerConfig = field(default_factory=ServerConfig)
     latency: LatencyConfig = field(default_factory=LatencyConfig)
     trace: TraceConfig = field(default_factory=TraceConfig)
+    workload: WorkloadConfig = field(default_factory=WorkloadConfig)
+    experiment: ExperimentConfig = field(default_factory=ExperimentConfig)
     observers: tuple[ObserverConfig, ...] = ()
     logits_processors: tuple[LogitsProcessorConfig, ...] = ()  # in the order in which they run
     seed: int = 0  # the default of model.seed, workloads and policies

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tokenyard.interfaces.scheduler import Scheduler, SchedulerContext
     from tokenyard.platform import Platform
 
-PLUGIN_API: tuple[int, int] = (1, 6)
+PLUGIN_API: tuple[int, int] = (1, 7)
 """(major, minor) of the plugin contract: another major is refused, an older minor loads."""
 
 OptionsT = TypeVar("OptionsT")
@@ -103,10 +103,11 @@ class AttentionBackendDescriptor(Descriptor[OptionsT]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorDescriptor(Descriptor[OptionsT]):
-    """An executor, chosen by `executor=NAME`."""
+    """An executor, chosen by `executor=NAME`; one that `is_simulated` (API 1.7) has no model and runs in virtual time."""
 
     kind = "executor"
     factory: Callable[[OptionsT, ExecutorContext], Executor]
+    is_simulated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

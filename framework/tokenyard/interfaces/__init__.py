@@ -58,8 +58,10 @@ from tokenyard.interfaces.scheduler import (
     WaitReason,
 )
 from tokenyard.interfaces.turns import keep_turns
+from tokenyard.interfaces.workload import OUTPUT, Segment, Workload, WorkloadContext, WorkloadRequest
 
 __all__ = [
+    "OUTPUT",
     "AdmitDecision",
     "Allocation",
     "AttentionBackend",
@@ -106,12 +108,16 @@ __all__ = [
     "SchedulerSnapshot",
     "SchedulerView",
     "SchedulingPolicy",
+    "Segment",
     "StepFuture",
     "StepLatency",
     "StepLoad",
     "StepOutcome",
     "WaitReason",
     "WorkerReport",
+    "Workload",
+    "WorkloadContext",
+    "WorkloadRequest",
     "keep_turns",
     "possible_output_len",
     "service_alone",

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
+    from tokenyard.clock import Clock
     from tokenyard.config import EngineConfig
+    from tokenyard.interfaces.latency import LatencyModel
     from tokenyard.runner_output import ModelRunnerOutput
     from tokenyard.scheduler_output import SchedulerOutput
 
@@ -80,6 +82,9 @@ class ExecutorContext:
     # How many steps the engine loop has in flight. Above 1, `execute_model` and `sample_tokens` return at once, and
     # their futures do the waiting (since API 1.2).
     steps_in_flight: int = 1
+    # Of a simulation, for an executor whose descriptor says `is_simulated`: virtual time, and how long a step takes.
+    clock: Clock | None = None  # since API 1.7
+    latency: LatencyModel | None = None  # since API 1.7
 
 
 class Executor(ABC):

@@ -39,6 +39,11 @@ class LatencyModel(ABC):
     def step_seconds(self, load: StepLoad) -> float:
         """Seconds that a step takes; above 0, and never less for more prefill tokens."""
 
+    @property
+    def calibration(self) -> str:
+        """A line for people: what the numbers were measured on, and how far off they are (since API 1.7)."""
+        return ""
+
 
 class StepLatency(Protocol):
     """A latency model as a policy asks it."""

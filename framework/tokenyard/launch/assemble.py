@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -185,18 +185,19 @@ def assemble_parts(
     size: CacheSize,
     decorate: Decorate = as_it_is,
     plugin_times: PluginTimes | None = None,
+    observers: Sequence[Observer] = (),
 ) -> EngineParts:
     """Everything but the model: K/V cache manager, scheduler, observers and loop around a running executor.
 
-    `plugin_times`: the timers of its plugins; None = as the config asks for.
+    `plugin_times`: the timers of its plugins; None = as the config asks for. `observers` are told after the config's.
     """
     times = plugin_times or plugin_times_of(config, catalogue, clock)
-    observers = [_observer(row, catalogue, ObserverContext(seed=config.seed)) for row in config.observers]
+    named = [_observer(row, catalogue, ObserverContext(seed=config.seed)) for row in config.observers]
     facts = SchedulerFacts(
         size=size,
         vocab_size=report.vocab_size,
         kv_cache_groups=report.kv_cache_groups,
-        records_kv_events=any(observer.wants_kv_events for observer in observers),
+        records_kv_events=any(observer.wants_kv_events for observer in (*named, *observers)),
     )
     with Tracing(config, catalogue, clock) as tracing:
         parts = assemble_scheduler(
@@ -211,13 +212,13 @@ def assemble_parts(
         scheduler, closers = tracing.wrap(parts, facts)
         watchers = [
             watched(times, decorate(observer), "observer", row.name)
-            for observer, row in zip(observers, config.observers, strict=True)
+            for observer, row in zip(named, config.observers, strict=True)
         ]
         context = EngineCoreContext(
             scheduler=scheduler,
             executor=executor,
             clock=clock,
-            observers=[*watchers, *closers],
+            observers=[*watchers, *observers, *closers],
             log_stats=config.engine.log_stats,
             plugin_times=times,
         )

@@ -9,6 +9,7 @@ from tokenyard.config import (
     AttentionConfig,
     EngineConfig,
     ExecutorConfig,
+    ExperimentConfig,
     KVCacheConfig,
     LatencyConfig,
     LogitsProcessorConfig,
@@ -20,6 +21,7 @@ from tokenyard.config import (
     SchedulerConfig,
     ServerConfig,
     TraceConfig,
+    WorkloadConfig,
 )
 from tokenyard.errors import ConfigError
 from tokenyard.interfaces.logits_processor import COMPONENT_KIND
@@ -67,6 +69,8 @@ def build_engine_config(values: Mapping[str, object], catalogue: Catalogue) -> E
         server=to_dataclass(ServerConfig, group_values(values, "server"), "server"),
         latency=_component(LatencyConfig, "latency", values, chosen),
         trace=to_dataclass(TraceConfig, group_values(values, "trace"), "trace"),
+        workload=_component(WorkloadConfig, "workload", values, chosen),
+        experiment=to_dataclass(ExperimentConfig, group_values(values, "experiment"), "experiment"),
         observers=_listed(ObserverConfig, "observers", "observer", values, catalogue),
         logits_processors=_listed(LogitsProcessorConfig, "logits_processors", COMPONENT_KIND, values, catalogue),
         seed=cast("int", convert(values.get("seed", EngineConfig().seed), int, "seed")),

@@ -9,7 +9,7 @@ from tokenyard.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-RESERVED_GROUPS = frozenset({"speculative", "structured_outputs", "workload", "experiment"})
+RESERVED_GROUPS = frozenset({"speculative", "structured_outputs"})
 
 COMMAND_GROUPS: Mapping[str, str] = {"bench": "bench.num_requests=32"}
 """Groups whose keys belong to the command of that name and are given on its line alone, with an example."""

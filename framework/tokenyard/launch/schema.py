@@ -11,6 +11,7 @@ from tokenyard.config import (
     AttentionConfig,
     EngineConfig,
     ExecutorConfig,
+    ExperimentConfig,
     KVCacheConfig,
     LatencyConfig,
     LoopConfig,
@@ -20,6 +21,7 @@ from tokenyard.config import (
     SchedulerConfig,
     ServerConfig,
     TraceConfig,
+    WorkloadConfig,
 )
 from tokenyard.descriptors import SchedulerDescriptor
 from tokenyard.errors import ConfigError, PluginError
@@ -32,6 +34,7 @@ DEFAULT_SCHEDULER = "batch"
 DEFAULT_POLICY = "fcfs"
 AUTO_ATTENTION = "auto"
 NO_LATENCY = "none"
+NO_WORKLOAD = "none"
 
 COMPONENT_GROUPS: Mapping[str, type] = {
     "engine": LoopConfig,
@@ -40,17 +43,19 @@ COMPONENT_GROUPS: Mapping[str, type] = {
     "attention": AttentionConfig,
     "executor": ExecutorConfig,
     "latency": LatencyConfig,
+    "workload": WorkloadConfig,
 }
 PLAIN_GROUPS: Mapping[str, type] = {
     "model": ModelConfig,
     "plugins": PluginsConfig,
     "server": ServerConfig,
     "trace": TraceConfig,
+    "experiment": ExperimentConfig,
 }
 GROUPS: Mapping[str, type] = {**COMPONENT_GROUPS, **PLAIN_GROUPS}
 TOP_VALUES = tuple(field.name for field in fields(EngineConfig) if field.name not in GROUPS)
 TOP_KEYS = (*GROUPS, *TOP_VALUES)
-OPEN_KEYS = ("server.default_chat_template_kwargs",)
+OPEN_KEYS = ("server.default_chat_template_kwargs", "workload.clients")
 """Mappings whose keys are the user's."""
 
 COMPONENT_KEYS: Mapping[str, str] = {
@@ -66,6 +71,7 @@ The dataclass has `KEY` for the name and `KEY_options`.
 _WITHOUT_PLUGIN: Mapping[str, tuple[str, str]] = {
     "attention": (AUTO_ATTENTION, "takes the first that runs here"),
     "latency": (NO_LATENCY, "says nothing"),
+    "workload": (NO_WORKLOAD, "sends nothing"),
 }
 """Per group, a choice that no plugin provides, and what it does."""
 

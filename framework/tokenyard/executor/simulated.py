@@ -1,0 +1,121 @@
+"""SimulatedExecutor: no model; says when a step would be done."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+from tokenyard.errors import ConfigError, PluginError
+from tokenyard.interfaces.executor import Executor, KVCacheGroupSpec, WorkerReport
+from tokenyard.interfaces.latency import StepLoad
+from tokenyard.runner_output import ModelRunnerOutput
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tokenyard.arrays import IntArray
+    from tokenyard.config import EngineConfig
+    from tokenyard.interfaces.executor import ExecutorContext, GrammarOutput, KVCachePlan
+    from tokenyard.scheduler_output import SchedulerOutput
+
+ResultT_co = TypeVar("ResultT_co", covariant=True)
+
+VOCAB_SIZE = 2**31 - 1  # what a 32-bit token id can name
+OUTPUT_TOKEN = 0  # what every row of every step is said to have sampled
+
+
+class _Done(NamedTuple, Generic[ResultT_co]):
+    """A result that is known, of a step that ends at `ready_at`."""
+
+    value: ResultT_co
+    ready_at: float | None
+
+    def result(self) -> ResultT_co:
+        return self.value
+
+
+_EXECUTED = _Done(None, None)
+
+
+class SimulatedExecutor(Executor):
+    """Steps run one after the other; each begins when it is asked for, or when the one before it is done."""
+
+    def __init__(self, context: ExecutorContext) -> None:
+        if context.clock is None or context.latency is None:
+            raise ConfigError(
+                "executor=simulated has no model: it runs in `tokenyard simulate` and `tokenyard experiment`, on "
+                "virtual time; choose executor=inproc for answers"
+            )
+        self._clock = context.clock
+        self._latency = context.latency
+        self._free_at = context.clock.now()
+        self._waiting: list[tuple[SchedulerOutput, float]] = []  # executed, not sampled
+        self._tokens: IntArray = np.full(256, OUTPUT_TOKEN, dtype=np.int32)
+
+    def initialize(self, config: EngineConfig) -> WorkerReport:
+        return WorkerReport(
+            kv_cache_groups=(KVCacheGroupSpec(num_layers=1, bytes_per_token=1),),
+            available_bytes=0,
+            vocab_size=VOCAB_SIZE,
+            decoder="none",
+            attention_backend="none",
+            device="none",
+            dtype="none",
+            load_seconds=0.0,
+        )
+
+    def allocate_kv_cache(self, plan: KVCachePlan) -> None:
+        """There is nothing to allocate."""
+
+    def execute_model(self, output: SchedulerOutput) -> _Done[None]:
+        seconds = self._latency.step_seconds(load_of(output))
+        if not 0 < seconds < float("inf"):  # also refuses NaN
+            raise PluginError(
+                f"latency model {type(self._latency).__name__} returned {seconds!r} for {load_of(output)}; "
+                "step_seconds must be a finite number of seconds above 0"
+            )
+        self._free_at = max(self._free_at, self._clock.now()) + seconds
+        self._waiting.append((output, self._free_at))
+        return _EXECUTED
+
+    def sample_tokens(self, grammar: GrammarOutput | None = None) -> _Done[ModelRunnerOutput]:
+        output, ready_at = self._waiting.pop(0)
+        num_sampled = output.samples.astype(np.int32)
+        result = ModelRunnerOutput(
+            step=output.step, num_sampled=num_sampled, token_ids=self._sampled(int(np.count_nonzero(num_sampled)))
+        )
+        return _Done(result, ready_at)
+
+    def collective_rpc(self, name: str, arguments: Sequence[object] = ()) -> Sequence[object]:
+        raise ConfigError(f"unknown function '{name}'; a simulated executor publishes none")
+
+    def check_health(self) -> None:
+        """Nothing can have gone wrong."""
+
+    def shutdown(self) -> None:
+        """Nothing was started."""
+
+    def _sampled(self, count: int) -> IntArray:
+        if count > len(self._tokens):
+            self._tokens = np.full(2 * count, OUTPUT_TOKEN, dtype=np.int32)
+        return self._tokens[:count]
+
+
+def load_of(output: SchedulerOutput) -> StepLoad:
+    """What a step computes. A row that computes one token, the last it knows of, behind others, is a decode."""
+    computed, counts = output.num_computed_tokens, output.num_scheduled_tokens
+    num_rows, num_tokens = len(counts), int(counts.sum())
+    is_decode = output.samples & (counts == 1) & (computed > 0)
+    num_decodes = int(np.count_nonzero(is_decode))
+    context = int(computed.sum())
+    if num_decodes == num_rows:
+        return StepLoad(num_rows, context)
+    decode_context = int(computed[is_decode].sum())
+    return StepLoad(
+        num_decodes=num_decodes,
+        num_decode_context_tokens=decode_context,
+        num_prefills=num_rows - num_decodes,
+        num_prefill_tokens=num_tokens - num_decodes,
+        num_prefill_context_tokens=context - decode_context,
+    )
