@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         PolicyDescriptor,
         SchedulerDescriptor,
     )
+    from tokenyard.experiments.simulate import SimulationResult, simulate
     from tokenyard.hookspecs import hookimpl
     from tokenyard.llm import LLM
     from tokenyard.outputs import CompletionOutput, Logprob, RequestOutput
@@ -50,8 +51,10 @@ _HOME = {
     "SamplingParams": "tokenyard.sampling_params",
     "SchedulerDescriptor": "tokenyard.descriptors",
     "SchedulingHints": "tokenyard.request",
+    "SimulationResult": "tokenyard.experiments.simulate",
     "hookimpl": "tokenyard.hookspecs",
     "serve": "tokenyard.server",
+    "simulate": "tokenyard.experiments.simulate",
 }
 
 __version__ = "0.1.0"
@@ -75,8 +78,10 @@ __all__ = [
     "SamplingParams",
     "SchedulerDescriptor",
     "SchedulingHints",
+    "SimulationResult",
     "hookimpl",
     "serve",
+    "simulate",
 ]
 
 expose_configs()

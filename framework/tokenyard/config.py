@@ -112,11 +112,11 @@ class WorkloadConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SLOConfig:
-    """Node `experiment.slo`: what a good request meets, with its unit: "500ms", "2s"."""
+    """Node `experiment.slo`: what a good request meets, with its unit: "500ms", "2s". A number alone is refused."""
 
-    ttft: str | None = None  # arrival to first token; None = any
-    tpot: str | None = None  # per output token after the first
-    e2e: str | None = None  # arrival to last token
+    ttft: str | float | None = None  # arrival to first token; None = any
+    tpot: str | float | None = None  # per output token after the first
+    e2e: str | float | None = None  # arrival to last token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +125,10 @@ class ExperimentConfig:
 
     target: str | None = None  # URL of a server of OpenAI's API to send the workload to; None = an engine of our own
     slo: SLOConfig = field(default_factory=SLOConfig)
+    sinks: tuple[Literal["mlflow", "tensorboard", "wandb"], ...] = ()  # where the metrics of a run go, besides its folder
+    dir: str | None = None  # of `tokenyard experiment`: where runs go; None = experiments/DATE/TIME
+    jobs: int | None = None  # runs at a time; None = as many as there are cores, of live ones 1
+    keep_steps: bool = True  # write each step of a run down too: pictures of a run over time need it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

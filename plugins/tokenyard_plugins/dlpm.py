@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tokenyard import PolicyDescriptor, hookimpl
-from tokenyard.interfaces import SchedulingPolicy
-
-from tokenyard_plugins._client_counters import ClientCounters
+from tokenyard.interfaces import ClientCounters, SchedulingPolicy, check_positive
 
 if TYPE_CHECKING:
-    from tokenyard.interfaces import PolicyContext, RequestView, SchedulerView, StepOutcome
+    from tokenyard.interfaces import PolicyContext, RequestView, SchedulerView, StepOutcomes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +24,7 @@ class DLPMOptions:
     patience: float = 16.0  # computed tokens, of all requests, that waiting for one more cached token is worth
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if not 0 < value < float("inf"):
-                raise ValueError(f"{name}={value} is not valid: it must be a number above 0")
+        check_positive(self)
 
 
 class DLPMPolicy(SchedulingPolicy):
@@ -70,9 +66,9 @@ class DLPMPolicy(SchedulingPolicy):
         for one in requests:
             self._used[one.client_id] += self._prompt_service(one, one.num_computed_tokens)
 
-    def on_step(self, outcomes: Sequence[StepOutcome], view: SchedulerView) -> None:
-        for one, _, num_tokens, _, _ in outcomes:
-            self._used[one.client_id] += self._options.output_weight * num_tokens
+    def on_step(self, outcomes: StepOutcomes, view: SchedulerView) -> None:
+        for client, num_tokens in outcomes.sum_by_client(outcomes.num_new_tokens).items():
+            self._used[client] += self._options.output_weight * num_tokens
 
     def _prompt_service(self, request: RequestView, num_cached: int) -> float:
         return self._options.input_weight * (0 if request.attained_service else request.num_prompt_tokens - num_cached)
@@ -82,7 +78,7 @@ class DLPMPolicy(SchedulingPolicy):
 def tokenyard_policies() -> Iterator[PolicyDescriptor[DLPMOptions]]:
     yield PolicyDescriptor(
         name="dlpm",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="the longest cached prefix first, among the clients with something left of their quantum",
         options_type=DLPMOptions,
         factory=DLPMPolicy,

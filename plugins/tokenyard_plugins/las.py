@@ -49,7 +49,11 @@ class LASPolicy(SchedulingPolicy):
         return self._key(request)[0]
 
     def running_order(self, running: Sequence[RequestView], view: SchedulerView) -> Sequence[RequestView]:
-        return keep_turns(running, view, self._limits, self._key, may_lose=self._may_lose)
+        columns = view.running_columns
+        keys = (columns.num_prompt_tokens + columns.num_output_tokens) // self._quantum
+        for row in (columns.num_output_tokens == 0).nonzero()[0].tolist():
+            keys[row] = self._key(running[row])[0]
+        return keep_turns(running, view, self._limits, self._key, may_lose=self._may_lose, keys=keys)
 
     def victim(self, candidates: Sequence[RequestView], num_blocks_needed: int, view: SchedulerView) -> RequestView:
         return max(candidates, key=lambda one: (self._key(one), one.arrival_time, one.request_id))
@@ -81,7 +85,7 @@ class LASPolicy(SchedulingPolicy):
 def tokenyard_policies() -> Iterator[PolicyDescriptor[LASOptions]]:
     yield PolicyDescriptor(
         name="las",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="least attained service first, displacing what has had more",
         options_type=LASOptions,
         factory=LASPolicy,

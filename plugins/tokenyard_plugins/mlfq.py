@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 from tokenyard import PolicyDescriptor, hookimpl
-from tokenyard.interfaces import SchedulingPolicy, keep_turns
+from tokenyard.interfaces import SchedulingPolicy, check_positive, keep_turns
 
 if TYPE_CHECKING:
+    from tokenyard.arrays import LongArray
     from tokenyard.interfaces import PolicyContext, RequestView, SchedulerView
     from tokenyard.request import FinishReason
 
@@ -23,9 +25,7 @@ class MLFQOptions:
     starve_seconds: float = 30.0  # waiting this long lifts a request by one level
 
     def __post_init__(self) -> None:
-        for key, value in (("levels", self.levels), ("quantum", self.quantum), ("starve_seconds", self.starve_seconds)):
-            if not 0 < value < 2**31:
-                raise ValueError(f"{key}={value} is not valid: it must be a number above 0 and below 2**31")
+        check_positive(self, below=2**31)
 
 
 class MLFQPolicy(SchedulingPolicy):
@@ -53,12 +53,14 @@ class MLFQPolicy(SchedulingPolicy):
         return self.waiting_key(request, view)
 
     def running_order(self, running: Sequence[RequestView], view: SchedulerView) -> Sequence[RequestView]:
-        kept = keep_turns(running, view, self._limits, lambda one: (self._level(one, view.now),))
-        stays = {one.request_id for one in kept}
-        for one in running:
-            if one.request_id not in stays:
-                self._since.setdefault(one.request_id, view.now)
-        self.on_admit(kept, view)
+        levels = self._levels(running, view)
+        kept = keep_turns(running, view, self._limits, lambda one: (self._level(one, view.now),), keys=levels)
+        if len(kept) < len(running):
+            stays = {one.request_id for one in kept}
+            for one in running:
+                if one.request_id not in stays:
+                    self._since.setdefault(one.request_id, view.now)
+        self.on_admit([one for one in kept if one.request_id in self._since], view)
         return kept
 
     def on_admit(self, requests: Sequence[RequestView], view: SchedulerView) -> None:
@@ -72,6 +74,16 @@ class MLFQPolicy(SchedulingPolicy):
             self._joined.pop(one.request_id, None)
             self._since.pop(one.request_id, None)
 
+    def _levels(self, running: Sequence[RequestView], view: SchedulerView) -> LongArray:
+        """[R] of those that run, as `_level` has them."""
+        joined = np.array([self._joined[one.request_id] for one in running])
+        quanta = (view.running_columns.num_output_tokens - joined[:, 0]) // self._options.quantum
+        levels: LongArray = np.minimum(self._options.levels, np.frexp(quanta + (1 << joined[:, 1]))[1]) - 1
+        for row, one in enumerate(running):
+            if one.request_id in self._since:
+                levels[row] = self._level(one, view.now)
+        return levels
+
     def _level(self, one: RequestView, now: float) -> int:
         base, first = self._joined[one.request_id]
         quanta = (one.num_output_tokens - base) // self._options.quantum
@@ -83,7 +95,7 @@ class MLFQPolicy(SchedulingPolicy):
 def tokenyard_policies() -> Iterator[PolicyDescriptor[MLFQOptions]]:
     yield PolicyDescriptor(
         name="mlfq",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="multi-level feedback queue with skip-join",
         options_type=MLFQOptions,
         factory=MLFQPolicy,

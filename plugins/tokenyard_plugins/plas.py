@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 from tokenyard import PolicyDescriptor, hookimpl
-from tokenyard.interfaces import SchedulingPolicy, keep_turns
+from tokenyard.interfaces import SchedulingPolicy, check_positive, keep_turns
 
 if TYPE_CHECKING:
-    from tokenyard.interfaces import PolicyContext, RequestView, SchedulerView, StepOutcome
+    from tokenyard.interfaces import PolicyContext, RequestView, SchedulerView, StepOutcomes
     from tokenyard.request import FinishReason
 
 _MOST_SESSIONS = 10_000  # beyond, those are forgotten that were served last the longest ago
@@ -25,9 +26,7 @@ class PLASOptions:
     ageing_seconds: float = 60.0  # being there this long counts as one level
 
     def __post_init__(self) -> None:
-        for key, value in (("levels", self.levels), ("quantum", self.quantum), ("ageing_seconds", self.ageing_seconds)):
-            if not 0 < value < 2**31:
-                raise ValueError(f"{key}={value} is not valid: it must be a number above 0 and below 2**31")
+        check_positive(self, below=2**31)
 
 
 class PLASPolicy(SchedulingPolicy):
@@ -52,17 +51,22 @@ class PLASPolicy(SchedulingPolicy):
         return self.waiting_key(request, view)
 
     def running_order(self, running: Sequence[RequestView], view: SchedulerView) -> Sequence[RequestView]:
-        return keep_turns(running, view, self._limits, self._key)
+        columns = view.running_columns
+        service = columns.attained_service.copy()
+        for row, one in enumerate(running):
+            if one.session_id is not None:
+                service[row] = self._service.get((one.client_id, one.session_id), 0)
+        levels = np.minimum(self._options.levels - 1, np.frexp(service // self._options.quantum)[1])
+        keys = levels + columns.arrival_time / self._options.ageing_seconds
+        return keep_turns(running, view, self._limits, self._key, keys=keys)
 
     def on_admit(self, requests: Sequence[RequestView], view: SchedulerView) -> None:
         for request in requests:
             self._queued.pop(request.request_id, None)
 
-    def on_step(self, outcomes: Sequence[StepOutcome], view: SchedulerView) -> None:
-        for outcome in outcomes:
-            if outcome.request.session_id is not None:
-                session = outcome.request.client_id, outcome.request.session_id
-                self._service[session] = self._service.pop(session, 0) + outcome.num_computed_tokens
+    def on_step(self, outcomes: StepOutcomes, view: SchedulerView) -> None:
+        for session, num_tokens in outcomes.sum_by_session(outcomes.num_computed_tokens).items():
+            self._service[session] = self._service.pop(session, 0) + num_tokens
         while len(self._service) > _MOST_SESSIONS:
             del self._service[next(iter(self._service))]
 
@@ -82,7 +86,7 @@ class PLASPolicy(SchedulingPolicy):
 def tokenyard_policies() -> Iterator[PolicyDescriptor[PLASOptions]]:
     yield PolicyDescriptor(
         name="plas",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="least attained service of the whole session first, displacing what has had more",
         options_type=PLASOptions,
         factory=PLASPolicy,

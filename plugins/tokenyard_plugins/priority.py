@@ -11,6 +11,7 @@ from tokenyard import PolicyDescriptor, hookimpl
 from tokenyard.interfaces import SchedulingPolicy, keep_turns
 
 if TYPE_CHECKING:
+    from tokenyard.arrays import FloatArray, LongArray
     from tokenyard.interfaces import PolicyContext, RequestView, SchedulerView
 
 
@@ -65,7 +66,11 @@ class DisplacingPriorityPolicy(PriorityPolicy):
     """
 
     def running_order(self, running: Sequence[RequestView], view: SchedulerView) -> Sequence[RequestView]:
-        return keep_turns(running, view, self._limits, self._key)
+        columns = view.running_columns
+        keys: LongArray | FloatArray = columns.priority
+        if self._ageing_seconds is not None:
+            keys = keys + columns.arrival_time / self._ageing_seconds
+        return keep_turns(running, view, self._limits, self._key, keys=keys)
 
 
 def _make(options: PriorityOptions, context: PolicyContext) -> SchedulingPolicy:
@@ -76,7 +81,7 @@ def _make(options: PriorityOptions, context: PolicyContext) -> SchedulingPolicy:
 def tokenyard_policies() -> Iterator[PolicyDescriptor[PriorityOptions]]:
     yield PolicyDescriptor(
         name="priority",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="the most urgent first (lower value), with optional ageing",
         options_type=PriorityOptions,
         factory=_make,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 from tokenyard import PolicyDescriptor, hookimpl
 from tokenyard.interfaces import PreemptMode, SchedulingPolicy, keep_turns
 
@@ -59,7 +61,12 @@ class SRPTPolicy(SchedulingPolicy):
         def may_lose(one: RequestView) -> bool:
             return one.num_output_tokens < self._limit * view.predictor.output_len(one)
 
-        return keep_turns(running, view, self._limits, lambda one: self._key(one, view), may_lose=may_lose)
+        columns, output_len = view.running_columns, view.predictor.output_len
+        known = columns.num_prompt_tokens + columns.num_output_tokens
+        to_come = self._weight * (np.array([output_len(one) for one in running]) - columns.num_output_tokens)
+        keys = known - columns.num_computed_tokens + to_come + self._ageing * columns.arrival_time
+        key = partial(self._key, view=view)
+        return keep_turns(running, view, self._limits, key, may_lose=may_lose, keys=keys)
 
     def victim(self, candidates: Sequence[RequestView], num_blocks_needed: int, view: SchedulerView) -> RequestView:
         return max(candidates, key=lambda one: (self._key(one, view), one.arrival_time, one.request_id))
@@ -84,7 +91,7 @@ class SRPTPolicy(SchedulingPolicy):
 def tokenyard_policies() -> Iterator[PolicyDescriptor[SRPTOptions]]:
     yield PolicyDescriptor(
         name="srpt",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="shortest remaining work first, displacing what has more, by a predicted output",
         options_type=SRPTOptions,
         factory=SRPTPolicy,

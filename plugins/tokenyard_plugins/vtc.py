@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tokenyard import PolicyDescriptor, hookimpl
-from tokenyard.interfaces import SchedulingPolicy
-
-from tokenyard_plugins._client_counters import ClientCounters
+from tokenyard.interfaces import ClientCounters, SchedulingPolicy, check_positive
 
 if TYPE_CHECKING:
-    from tokenyard.interfaces import PolicyContext, Preemption, RequestView, SchedulerView, StepOutcome
+    from tokenyard.interfaces import PolicyContext, Preemption, RequestView, SchedulerView, StepOutcomes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +24,7 @@ class VTCOptions:
     window: int = 1024  # requests in line, of as many clients where there are, of which the next is chosen
 
     def __post_init__(self) -> None:
-        own = {"input_weight": self.input_weight, "output_weight": self.output_weight, "window": self.window}
-        weights = {f"weights.{client}": weight for client, weight in self.weights.items()}
-        for name, value in (own | weights | {"default_weight": self.default_weight}).items():
-            if not 0 < value < float("inf"):
-                raise ValueError(f"{name}={value} is not valid: it must be a number above 0")
+        check_positive(self)
 
 
 class VTCPolicy(SchedulingPolicy):
@@ -54,12 +48,15 @@ class VTCPolicy(SchedulingPolicy):
         self._last: str | None = None  # the client who was admitted last
 
     def waiting_order(self, window: Sequence[RequestView], view: SchedulerView) -> Sequence[RequestView]:
+        if len(view.num_waiting_by_client) == 1:
+            return window
         counters: dict[str | None, float] = {}  # as they will be when those before are in
-        turns: dict[str, float] = {}
+        turns: list[tuple[float, float, str, RequestView]] = []
         for one in window:
-            turns[one.request_id] = counters.setdefault(one.client_id, self._counters[one.client_id])
-            counters[one.client_id] += self._prompt_cost(one)
-        return sorted(window, key=lambda one: (turns[one.request_id], one.arrival_time, one.request_id))
+            turn = counters.setdefault(one.client_id, self._counters[one.client_id])
+            turns.append((turn, one.arrival_time, one.request_id, one))
+            counters[one.client_id] = turn + self._prompt_cost(one)
+        return [one for *_, one in sorted(turns)]
 
     def on_arrival(self, requests: Sequence[RequestView], view: SchedulerView) -> None:
         waiting = view.num_waiting_by_client
@@ -73,21 +70,22 @@ class VTCPolicy(SchedulingPolicy):
             self._last = one.client_id
             self._counters[one.client_id] += self._prompt_cost(one)
 
-    def on_step(self, outcomes: Sequence[StepOutcome], view: SchedulerView) -> None:
-        for one, _, num_tokens, _, _ in outcomes:
-            self._counters[one.client_id] += self._cost(one, self._options.output_weight * num_tokens)
+    def on_step(self, outcomes: StepOutcomes, view: SchedulerView) -> None:
+        for client, num_tokens in outcomes.sum_by_client(outcomes.num_new_tokens).items():
+            self._counters[client] += self._cost(client, self._options.output_weight * num_tokens)
 
     def on_preempt(self, preemptions: Sequence[Preemption], view: SchedulerView) -> None:
         self._counters.queue(one.request.client_id for one in preemptions)
 
     def _prompt_cost(self, one: RequestView) -> float:
-        return self._cost(one, 0 if one.attained_service else self._options.input_weight * one.num_prompt_tokens)
+        service = 0 if one.attained_service else self._options.input_weight * one.num_prompt_tokens
+        return self._cost(one.client_id, service)
 
-    def _cost(self, request: RequestView, service: float) -> float:
-        return service / self._options.weights.get(request.client_id or "", self._options.default_weight)
+    def _cost(self, client: str | None, service: float) -> float:
+        return service / self._options.weights.get(client or "", self._options.default_weight)
 
 
 @hookimpl
 def tokenyard_policies() -> Iterator[PolicyDescriptor[VTCOptions]]:
     for name, what in (("vtc", "the client served least is next"), ("weighted-vtc", "vtc with weights of clients")):
-        yield PolicyDescriptor(name=name, api_version=(1, 6), summary=what, options_type=VTCOptions, factory=VTCPolicy)
+        yield PolicyDescriptor(name=name, api_version=(1, 7), summary=what, options_type=VTCOptions, factory=VTCPolicy)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tokenyard import PolicyDescriptor, hookimpl
-from tokenyard.interfaces import SchedulingPolicy
+from tokenyard.interfaces import SchedulingPolicy, check_positive
 
 if TYPE_CHECKING:
     from tokenyard.interfaces import PolicyContext, RequestView, SchedulerView
@@ -26,11 +26,7 @@ class WFQOptions:
     default_weight: float = 1.0  # of clients that are not named
 
     def __post_init__(self) -> None:
-        own = {"input_weight": self.input_weight, "output_weight": self.output_weight}
-        weights = {f"weights.{client}": weight for client, weight in self.weights.items()}
-        for name, value in (own | weights | {"default_weight": self.default_weight}).items():
-            if not 0 < value < float("inf"):
-                raise ValueError(f"{name}={value} is not valid: it must be a number above 0")
+        check_positive(self)
 
 
 class WFQPolicy(SchedulingPolicy):
@@ -80,7 +76,7 @@ class WFQPolicy(SchedulingPolicy):
 def tokenyard_policies() -> Iterator[PolicyDescriptor[WFQOptions]]:
     yield PolicyDescriptor(
         name="wfq",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="weighted fair queueing of clients by virtual finish times",
         options_type=WFQOptions,
         factory=WFQPolicy,

@@ -31,7 +31,7 @@ def test_hyd_02_the_wheel_has_every_config_module_and_licence(wheel: Path) -> No
     roots = {"framework": "", "plugins": "", "backends": "", "configs": "tokenyard/configs/"}
     for root, prefix in roots.items():
         for file in (ROOT / root).rglob("*"):
-            if file.suffix in (".py", ".yaml", ".typed", ".tmpl"):
+            if file.suffix in (".py", ".yaml", ".typed", ".tmpl", ".gz"):
                 assert prefix + str(file.relative_to(ROOT / root)) in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert any(name.endswith("licenses/NOTICE") for name in names)

@@ -9,8 +9,9 @@ from backlogs import INPUT_WEIGHT, OUTPUT_WEIGHT, Client, Served, fixed, mixed, 
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenyard.errors import ConfigError
+from tokenyard.interfaces import client_counters
 from tokenyard.testing import EngineHarness, PolicyContract
-from tokenyard_plugins import _client_counters, wfq
+from tokenyard_plugins import wfq
 
 BLOCK_SIZE = 4
 
@@ -174,7 +175,7 @@ def test_vtc_a_preempted_request_is_charged_for_its_prompt_once() -> None:
     assert 0.49 <= served.share("f") <= 0.51
 
 
-@pytest.mark.parametrize(("policy", "module"), [("vtc", _client_counters), ("wfq", wfq), ("dlpm", _client_counters)])
+@pytest.mark.parametrize(("policy", "module"), [("vtc", client_counters), ("wfq", wfq), ("dlpm", client_counters)])
 def test_what_is_remembered_of_clients_is_bounded(policy: str, module: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_CLIENTS", 5)
     with crowded(policy) as engine:
@@ -235,8 +236,8 @@ def test_300_clients_have_as_many_requests_each_to_within_one_of_the_batch(polic
 def test_who_is_in_line_keeps_its_counter_when_those_are_forgotten_that_would_be_lifted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_client_counters, "_MOST_CLIENTS", 2)
-    counters = _client_counters.ClientCounters()
+    monkeypatch.setattr(client_counters, "_MOST_CLIENTS", 2)
+    counters = client_counters.ClientCounters()
     counters |= {"in line": 5.0, "gone": 5.0, "much": 20.0}
     counters.floor = 10.0
     counters.join(["new"], {"in line"})
@@ -262,10 +263,10 @@ def test_vtc_a_client_that_is_preempted_is_in_line_again() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("joke"), st.sampled_from([None, "a", "b", "c", "d"])), max_size=60))
 def test_the_smallest_counter_in_line_is_that_of_a_look_at_all(acts: list[tuple[str, str | None]]) -> None:
-    counters = _client_counters.ClientCounters()
+    counters = client_counters.ClientCounters()
     waiting: set[str | None] = set()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_client_counters, "_MOST_CLIENTS", 2)
+        patch.setattr(client_counters, "_MOST_CLIENTS", 2)
         for act, client in acts:
             if act == "j" and client not in waiting:
                 counters.floor = counters.smallest(waiting, "a")
@@ -280,7 +281,7 @@ def test_the_smallest_counter_in_line_is_that_of_a_look_at_all(acts: list[tuple[
             assert counters.smallest(waiting, "a") == smallest
 
 
-@pytest.mark.parametrize(("policy", "module"), [("vtc", _client_counters), ("dlpm", _client_counters), ("wfq", wfq)])
+@pytest.mark.parametrize(("policy", "module"), [("vtc", client_counters), ("dlpm", client_counters), ("wfq", wfq)])
 def test_counters_that_cannot_be_forgotten_are_looked_at_each_time_there_are_twice_as_many(
     policy: str, module: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,8 +300,8 @@ def limit_of(policy: object) -> int:
     return policy._most if isinstance(policy, wfq.WFQPolicy) else counters_of(policy)._limit
 
 
-def counters_of(policy: object) -> _client_counters.ClientCounters:
-    return next(value for value in vars(policy).values() if isinstance(value, _client_counters.ClientCounters))
+def counters_of(policy: object) -> client_counters.ClientCounters:
+    return next(value for value in vars(policy).values() if isinstance(value, client_counters.ClientCounters))
 
 
 # Weighted fair queueing

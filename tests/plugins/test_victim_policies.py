@@ -12,6 +12,7 @@ from tokenyard.testing import EngineHarness, PolicyContract
 
 POOLS = (42, 50, 60, 75)  # blocks of 4 tokens; the longest request takes 40
 SEEDS = (0, 1, 2)
+NO_CACHE = "kv_cache.enable_prefix_caching=false"  # it may keep what a victim had
 
 
 class TestLeastComputed(PolicyContract):
@@ -61,9 +62,9 @@ def mixed_jobs(seed: int) -> list[Job]:
 
 
 def recomputed(policy: str, num_blocks: int, jobs: Sequence[Job], *overrides: str) -> int:
-    """Tokens that were computed for a second or further time; without a prefix cache, which may keep a victim's."""
+    """Tokens that were computed for a second or further time."""
     computed, coming = 0, list(reversed(jobs))
-    with pooled(policy, num_blocks, "kv_cache.enable_prefix_caching=false", *overrides, checks=False) as engine:
+    with pooled(policy, num_blocks, *overrides, checks=False) as engine:
         for step in range(10_000):
             while coming and coming[-1].step <= step:
                 job = coming.pop()
@@ -76,20 +77,45 @@ def recomputed(policy: str, num_blocks: int, jobs: Sequence[Job], *overrides: st
     return computed - sum(len(job.prompt) + job.num_outputs - 1 for job in jobs)
 
 
+@pytest.mark.parametrize("caching", [NO_CACHE, "kv_cache.enable_prefix_caching=true"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_least_computed_wastes_fewer_tokens_than_last_in_first_out_at_every_pool_size(seed: int) -> None:
+def test_least_computed_wastes_fewer_tokens_than_last_in_first_out_at_every_pool_size(seed: int, caching: str) -> None:
     jobs = mixed_jobs(seed)
-    wasted = {policy: [recomputed(policy, pool, jobs) for pool in POOLS] for policy in ("fcfs", "least-computed")}
+    policies = ("fcfs", "least-computed")
+    wasted = {policy: [recomputed(policy, pool, jobs, caching) for pool in POOLS] for policy in policies}
     assert all(wasted["fcfs"])
     assert all(ours < theirs for ours, theirs in zip(wasted["least-computed"], wasted["fcfs"], strict=True)), wasted
 
 
 def test_cost_aware_wastes_fewer_tokens_than_last_in_first_out_where_blocks_are_large() -> None:
     # A score that counts how full blocks are says little where four tokens fill one.
-    overrides = ("kv_cache.block_size=16", "scheduler.policy.spare_within=2")
+    overrides = (NO_CACHE, "kv_cache.block_size=16", "scheduler.policy.spare_within=2")
     for seed in (0, 1):
         jobs = mixed_jobs(seed)
-        assert recomputed("cost-aware", 18, jobs, *overrides) < recomputed("fcfs", 18, jobs, overrides[0])
+        assert recomputed("cost-aware", 18, jobs, *overrides) < recomputed("fcfs", 18, jobs, *overrides[:2])
+
+
+def test_victims_alone_waste_less_only_where_no_cache_keeps_what_they_had() -> None:
+    jobs = mixed_jobs(0)
+    bare = ("scheduler.policy.headroom=0", NO_CACHE)
+    assert recomputed("least-computed", 60, jobs, *bare) < recomputed("fcfs", 60, jobs, NO_CACHE)
+    assert recomputed("least-computed", 60, jobs, NO_CACHE) < recomputed("least-computed", 60, jobs, *bare)
+
+
+@pytest.mark.parametrize(("headroom", "num_running"), [(0, 4), (1, 3), (2, 2), (100, 1)])
+def test_whoever_enters_leaves_so_many_blocks_for_each_that_runs(headroom: int, num_running: int) -> None:
+    overrides = (f"scheduler.policy.headroom={headroom}", NO_CACHE)
+    with pooled("least-computed", 11, *overrides) as engine:
+        for number in range(6):  # of 2 blocks each, and a third one once they are done with the prompt
+            engine.add(range(100 * number, 100 * number + 7), str(number), max_tokens=2, ignore_eos=True)
+        engine.step()
+        assert len(engine.scheduler.snapshot().running) == num_running
+        engine.run()
+
+
+def test_a_headroom_below_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"headroom=-1.* is not valid: it must be a number of blocks, 0 or more"):
+        pooled("least-computed", 40, "scheduler.policy.headroom=-1")
 
 
 # Who is chosen
@@ -108,7 +134,7 @@ def preempted(engine: EngineHarness) -> Iterator[str]:
 
 def first_victim(policy: str, lengths: dict[str, int], num_blocks: int, *overrides: str) -> str:
     """All enter in one step."""
-    with pooled(policy, num_blocks, "kv_cache.enable_prefix_caching=false", *overrides) as engine:
+    with pooled(policy, num_blocks, NO_CACHE, *overrides) as engine:
         for number, (request_id, length) in enumerate(lengths.items()):
             engine.add(range(100 * number, 100 * number + length), request_id, max_tokens=30, ignore_eos=True)
         victims = list(preempted(engine))

@@ -29,10 +29,14 @@ _COMMANDS = {
     "doctor": "check this machine, the plugins and a model",
     "bench": "measure an engine, a part of it, or a server",
     "run-batch": "answer a file of requests in OpenAI's batch format",
+    "simulate": "run a workload on the scheduler in virtual time, without a model",
+    "experiment": "run a workload under many configs, simulated or live, each in a process of its own",
+    "report": "tables and pictures of an experiment's runs",
+    "calibrate": "fit a latency model to this machine's engine",
+    "fetch-trace": "download a public trace of requests",
     "replay": "make the decisions of a recorded trace again and compare them",
     "new-plugin": "write an installable package with a plugin that works and its tests",
 }
-_PLANNED = ("simulate", "experiment", "calibrate", "report")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -95,8 +99,6 @@ def _dispatch(arguments: list[str]) -> int:
         return 0
     if name.startswith("-"):
         raise UserError(f"flags come after the command: tokenyard COMMAND {name}; see `tokenyard --help`")
-    if name in _PLANNED:
-        raise UserError(f"`tokenyard {name}` is not available in this version; there is: {', '.join(_COMMANDS)}")
     if name not in _COMMANDS:
         raise UserError(f"unknown command '{name}'{did_you_mean(name, _COMMANDS)}; there is: {', '.join(_COMMANDS)}")
     command = _command(name)
@@ -110,7 +112,7 @@ def _command(name: str) -> ModuleType:
 
 
 def _help() -> str:
-    lines = [f"  {name:<10} {summary}" for name, summary in _COMMANDS.items()]
+    lines = [f"  {name:<11} {summary}" for name, summary in _COMMANDS.items()]
     return "\n".join(
         [
             "usage: tokenyard COMMAND [arguments] [flags] [overrides]",

@@ -26,7 +26,7 @@ _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 @contextmanager
-def _one_line_errors() -> Iterator[None]:
+def one_line_errors() -> Iterator[None]:
     """Warnings about broken plugins wait until it is known that the error is not about one of them."""
     held: list[logging.LogRecord] = []
 
@@ -72,17 +72,17 @@ class Given:
 
     def load(self) -> tuple[EngineConfig, Catalogue]:
         """The engine's config and the plugins."""
-        with _one_line_errors():
+        with one_line_errors():
             return load_engine_config(self.overrides, config_file=self.config_file)
 
     def load_plugins(self) -> Catalogue:
         """The plugins alone, when the config cannot be had."""
-        with _one_line_errors():
+        with one_line_errors():
             return load_plugins_for(self.overrides, config_file=self.config_file)
 
     def compose(self) -> ComposedConfig:
         """The config with the origin of each value."""
-        with _one_line_errors():
+        with one_line_errors():
             return compose_config(self.overrides, config_file=self.config_file)
 
 

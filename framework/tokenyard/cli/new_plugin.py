@@ -13,8 +13,6 @@ from tokenyard.cli.plugin_package import KINDS, package_files, write_package
 from tokenyard.errors import UserError, did_you_mean
 from tokenyard.plugins import load_catalogue
 
-_PLANNED = ("workload", "latency")
-
 
 def command_parser() -> Parser:
     """The command's own flags; it takes none of the engine's."""
@@ -52,8 +50,6 @@ def _kind(given: str | None) -> str:
     listing = ", ".join(KINDS)
     if given is None:
         raise UserError(f"say what the plugin provides: --kind KIND; there is: {listing}")
-    if given in _PLANNED:
-        raise UserError(f"--kind {given} is not available in this version; there is: {listing}")
     if given not in KINDS:
         raise UserError(f"unknown kind '{given}'{did_you_mean(given, KINDS)}; there is: {listing}")
     return given

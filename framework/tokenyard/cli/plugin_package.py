@@ -31,6 +31,7 @@ class Kind:
     option: str  # one of its options, as an override
     preset: str  # YAML of the preset's own values
     modules: tuple[str, ...]  # beside __init__.py
+    command: str = 'generate "Hello"'  # of `tokenyard`, in which it can be tried
     dependencies: tuple[str, ...] = ()  # beside tokenyard
 
 
@@ -70,6 +71,24 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             preset="slow_seconds: 0.25",
             modules=("executor",),
         ),
+        "latency": Kind(
+            description="A latency model for Tokenyard: reading the weights or computing the tokens, the longer one.",
+            group="latency",
+            name_spaces=("latency",),
+            option="latency.weights=0.02",
+            preset="weights: 0.005\nper_token: 0.00005",
+            modules=(),
+            command="simulate workload=synthetic",
+        ),
+        "workload": Kind(
+            description="A workload for Tokenyard: requests that come in bursts.",
+            group="workload",
+            name_spaces=("workload",),
+            option="workload.burst_size=20",
+            preset="burst_size: 32\ninterval: 20.0",
+            modules=(),
+            command="simulate latency=constant latency.per_step=0.01",
+        ),
     }
 )
 
@@ -98,6 +117,7 @@ def _values(kind: Kind, names: PluginNames) -> Mapping[str, str]:
         "plugin": names.plugin,
         "description": kind.description,
         "group": kind.group,
+        "command": kind.command,
         "option": kind.option,
         "preset": kind.preset,
         "dependencies": json.dumps([f"tokenyard>={__version__}", *kind.dependencies]),

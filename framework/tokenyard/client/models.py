@@ -29,6 +29,11 @@ async def list_models(connection: Connection, wait: float = 0.0) -> list[str]:
         await asyncio.sleep(_POLL_SECONDS)
 
 
+async def is_tokenyard(connection: Connection) -> bool:
+    """Whether its models say that they are served by Tokenyard."""
+    return "tokenyard" in _told(await connection.json("GET", "/v1/models"), "owned_by")
+
+
 def choose_model(names: Sequence[str], name: str | None, server: str) -> str:
     """The model that requests name: `name`, or the first one. Raises UserError where the server has no such model."""
     if name is None and not names:
@@ -41,6 +46,11 @@ def choose_model(names: Sequence[str], name: str | None, server: str) -> str:
 
 
 def _names(answer: object) -> list[str]:
+    return _told(answer, "id")
+
+
+def _told(answer: object, key: str) -> list[str]:
+    """What its cards say under a key, where that is text."""
     cards = answer.get("data") if isinstance(answer, Mapping) else None
-    found = [card.get("id") for card in cards if isinstance(card, Mapping)] if isinstance(cards, list) else []
-    return [name for name in found if isinstance(name, str)]
+    found = [card.get(key) for card in cards if isinstance(card, Mapping)] if isinstance(cards, list) else []
+    return [value for value in found if isinstance(value, str)]

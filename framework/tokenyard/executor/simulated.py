@@ -105,13 +105,11 @@ class SimulatedExecutor(Executor):
 def load_of(output: SchedulerOutput) -> StepLoad:
     """What a step computes. A row that computes one token, the last it knows of, behind others, is a decode."""
     computed, counts = output.num_computed_tokens, output.num_scheduled_tokens
-    num_rows, num_tokens = len(counts), int(counts.sum())
-    is_decode = output.samples & (counts == 1) & (computed > 0)
-    num_decodes = int(np.count_nonzero(is_decode))
-    context = int(computed.sum())
-    if num_decodes == num_rows:
+    num_rows, num_tokens, context = len(counts), int(counts.sum()), int(computed.sum())
+    if num_rows == num_tokens == np.count_nonzero(output.samples) == np.count_nonzero(computed):
         return StepLoad(num_rows, context)
-    decode_context = int(computed[is_decode].sum())
+    is_decode = (counts == 1) & output.samples & (computed > 0)
+    num_decodes, decode_context = int(np.count_nonzero(is_decode)), int(computed @ is_decode)
     return StepLoad(
         num_decodes=num_decodes,
         num_decode_context_tokens=decode_context,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from tokenyard.errors import ConfigError
 
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from tokenyard.config import WorkloadConfig
     from tokenyard.interfaces.workload import Workload, WorkloadRequest
-    from tokenyard.request import EngineCoreRequest
+
+SentT = TypeVar("SentT")
 
 
 class Arrived(NamedTuple):
@@ -25,8 +26,8 @@ class Arrived(NamedTuple):
     arrival: float  # engine-clock seconds
 
 
-class WorkloadArrivals:
-    """Satisfies `tokenyard.engine.driver.Arrivals`. `make` turns a request into the engine's own, as it arrives.
+class WorkloadArrivals(Generic[SentT]):
+    """`make` turns a request into what is sent, as it arrives; with the engine's own this is what `drive` takes.
 
     Whoever drives the engine calls `ended` for each request that has ended: a closed loop sends the next one then, and
     a workload may have follow-ups. What arrives at one time comes in the order in which it became known.
@@ -34,9 +35,7 @@ class WorkloadArrivals:
 
     event: threading.Event | None = None
 
-    def __init__(
-        self, workload: Workload, config: WorkloadConfig, make: Callable[[Arrived], EngineCoreRequest]
-    ) -> None:
+    def __init__(self, workload: Workload, config: WorkloadConfig, make: Callable[[Arrived], SentT]) -> None:
         self._workload = workload
         self._scale = config.time_scale
         self._coming = itertools.islice(workload.requests(), config.limit)
@@ -64,8 +63,8 @@ class WorkloadArrivals:
         """Those of them that have not ended."""
         return len(self._open)
 
-    def due(self, now: float) -> Sequence[EngineCoreRequest]:
-        arrived: list[EngineCoreRequest] = []
+    def due(self, now: float) -> Sequence[SentT]:
+        arrived: list[SentT] = []
         while (moment := self.next_time()) is not None and moment <= now:
             arrived.append(self._make(self._take(moment)))
         return arrived

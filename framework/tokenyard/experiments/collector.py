@@ -54,6 +54,9 @@ class Collector(Observer):
         self._slots: dict[int, int] = {}  # by row: of those that hold a slot
         self._last: dict[int, tuple[int, float]] = {}  # by row: tokens and time of the last one, of those that wait again
         self._last_step_end = np.nan
+        # The same rows decode together for many steps: what these add waits until somebody asks.
+        self._steady_slots: LongArray | None = None  # of the last step, when all its rows got a token for a token
+        self._num_steady = 0  # such steps that are not added yet
 
     @property
     def num_requests(self) -> int:
@@ -86,6 +89,18 @@ class Collector(Observer):
     # Observer
 
     def on_step(self, output: SchedulerOutput, result: EngineCoreOutputs, now: float) -> None:
+        num_rows = len(output.slots)
+        is_steady = num_rows == result.num_scheduled_tokens == len(result.request_ids)
+        if is_steady and output.slots is self._steady_slots:
+            self._num_steady += 1
+            self.gaps.add(now - self._last_step_end, num_rows)
+        else:
+            self._add_steady()
+            self._take_step(output, result, now)
+            self._steady_slots = output.slots if is_steady else None
+        self._last_step_end = now
+
+    def _take_step(self, output: SchedulerOutput, result: EngineCoreOutputs, now: float) -> None:
         for start in output.new:
             row = self._enter(start)
             self._first_scheduled.data[row] = output.scheduled_at
@@ -95,10 +110,10 @@ class Collector(Observer):
             self._preemptions.data[row] += 1
         self._scheduled[output.slots] += output.num_scheduled_tokens
         self._take_tokens(output, result, now)
-        self._last_step_end = now
 
     def ended(self, ends: Sequence[FinishedRequest], now: float) -> None:
         """Ends that came with a step, of which it has been told, or without one."""
+        self._add_steady()
         for end in ends:
             self._end(end, now)
 
@@ -106,6 +121,7 @@ class Collector(Observer):
 
     def table(self) -> RequestTable:
         """All requests; the collector is of no use after that."""
+        self._add_steady()
         for slot in list(self._slots.values()):
             self._leave(slot)
         for row, (num_tokens, _) in self._last.items():
@@ -136,6 +152,14 @@ class Collector(Observer):
         )
 
     # Helpers
+
+    def _add_steady(self) -> None:
+        """What steps of the same rows have added since the last call."""
+        if self._num_steady and self._steady_slots is not None:
+            self._scheduled[self._steady_slots] += self._num_steady
+            self._tokens[self._steady_slots] += self._num_steady
+            self._last_token[self._steady_slots] = self._last_step_end
+        self._steady_slots, self._num_steady = None, 0
 
     def _columns(self) -> tuple[Column[np.int32] | Column[np.int64] | Column[np.float64] | Column[np.int8], ...]:
         return (

@@ -26,7 +26,10 @@ class RequestMaker:
         self._params: dict[int, SamplingParams] = {}
 
     def make(self, arrived: Arrived) -> EngineCoreRequest:
-        """Raises ValidationError for one that could not be served whole: results would tell of another workload."""
+        """Raises ValidationError for one that could not be served whole: results would tell of another workload.
+
+        An oracle need not be told the output's length: nothing but its limit ends it.
+        """
         request = arrived.request
         self._check(arrived)
         return EngineCoreRequest(
@@ -42,7 +45,6 @@ class RequestMaker:
             client_id=request.client,
             session_id=request.session,
             deadline=None if request.deadline is None else arrived.arrival + request.deadline,
-            true_output_tokens=request.num_output_tokens,
             skip_prefix_cache=request.content is None,
         )
 
@@ -56,7 +58,9 @@ class RequestMaker:
                     value=value,
                 )
         if request.num_prompt_tokens + request.num_output_tokens > self._capacity:
-            raise ValidationError(_too_long(arrived.number, request, self._capacity), parameter="prompt")
+            raise ValidationError(
+                _too_long(arrived.number, request, self._capacity), parameter="prompt", value=request.num_prompt_tokens
+            )
 
     def _params_of(self, num_output_tokens: int) -> SamplingParams:
         params = self._params.get(num_output_tokens)

@@ -37,7 +37,7 @@ class StepLog(Observer):
 
     def on_step(self, output: SchedulerOutput, result: EngineCoreOutputs, now: float) -> None:
         free, total = NO_BLOCKS if self._kv is None else self._kv.usage
-        num_tokens, num_rows = output.total_num_scheduled_tokens, len(output.slots)
+        num_tokens, num_rows = result.num_scheduled_tokens, len(output.slots)
         begin = max(output.scheduled_at, self._last_end)  # under overlap it was scheduled while another ran
         seconds, used = now - begin, total - free
         self._last_end = now

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tokenyard.descriptors import ComponentDescriptor
 from tokenyard.errors import ConfigError
+from tokenyard.experiments.clients import with_clients
 from tokenyard.interfaces import workload
 from tokenyard.interfaces.workload import Workload, WorkloadContext
 from tokenyard.launch.chosen import chosen
@@ -24,8 +25,9 @@ def make_workload(config: EngineConfig, catalogue: Catalogue) -> Workload:
         known = ", ".join(catalogue.names(kind)) or "none is installed"
         raise ConfigError(f"workload=none: there is nothing to run; choose one with workload=NAME: {known}")
     context = WorkloadContext(seed=config.seed, limit=config.workload.limit)
-    return make_part(
+    made = make_part(
         chosen(catalogue, kind, name, ComponentDescriptor),
         Workload,
         lambda part: part.factory(config.workload.options, context),
     )
+    return with_clients(made, config.workload.clients, config.seed)

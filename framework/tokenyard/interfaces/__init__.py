@@ -9,6 +9,8 @@ from tokenyard.interfaces.attention import (
     AttentionSpec,
     KVCacheLayout,
 )
+from tokenyard.interfaces.client_counters import ClientCounters
+from tokenyard.interfaces.columns import RequestColumns
 from tokenyard.interfaces.engine_core import EngineCore, EngineCoreContext, PauseMode
 from tokenyard.interfaces.eviction import EvictionContext, EvictionRule
 from tokenyard.interfaces.executor import (
@@ -38,6 +40,8 @@ from tokenyard.interfaces.logits_processor import (
     RowLogitsProcessor,
 )
 from tokenyard.interfaces.observer import Observer, ObserverContext
+from tokenyard.interfaces.option_checks import check_positive
+from tokenyard.interfaces.outcomes import StepOutcomes
 from tokenyard.interfaces.policy import (
     AdmitDecision,
     PolicyContext,
@@ -69,6 +73,7 @@ __all__ = [
     "AttentionBatch",
     "AttentionLayer",
     "AttentionSpec",
+    "ClientCounters",
     "EngineCore",
     "EngineCoreContext",
     "EvictionContext",
@@ -99,6 +104,7 @@ __all__ = [
     "PredictorContext",
     "PreemptMode",
     "Preemption",
+    "RequestColumns",
     "RequestSnapshot",
     "RequestStatus",
     "RequestView",
@@ -113,11 +119,13 @@ __all__ = [
     "StepLatency",
     "StepLoad",
     "StepOutcome",
+    "StepOutcomes",
     "WaitReason",
     "WorkerReport",
     "Workload",
     "WorkloadContext",
     "WorkloadRequest",
+    "check_positive",
     "keep_turns",
     "possible_output_len",
     "service_alone",

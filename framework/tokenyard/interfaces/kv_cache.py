@@ -163,6 +163,11 @@ class KVCacheManager(ABC):
     def capacity_tokens(self) -> int:
         """Tokens that one request can hold when it has the whole pool to itself."""
 
+    @property
+    def needs_commits(self) -> bool:
+        """False: `commit` would do nothing, and need not be called; never changes (since API 1.7)."""
+        return True
+
     # Since API 1.2; a manager for an older one has the defaults
 
     def take_events(self) -> Sequence[KVEvent]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from tokenyard.config import EngineConfig
 
 COMPONENT_KIND = "latency"
 """`ComponentDescriptor.component_kind` of latency models, chosen by `latency=NAME`."""
@@ -30,6 +33,7 @@ class LatencyModelContext:
     """What a latency model's factory is given."""
 
     max_num_batched_tokens: int
+    config: EngineConfig | None = None  # all of it; None where somebody asks without an engine (since API 1.7)
 
 
 class LatencyModel(ABC):

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from random import Random
 
+    from tokenyard.interfaces.columns import RequestColumns
     from tokenyard.interfaces.latency import StepLatency
+    from tokenyard.interfaces.outcomes import StepOutcomes
     from tokenyard.interfaces.predictor import OutputLengthPredictor
     from tokenyard.request import FinishReason, ServiceLevel
 
@@ -129,6 +131,10 @@ class SchedulerView(Protocol):
     @property
     def running(self) -> Sequence[RequestView]:
         """In admission order, those included that are paused."""
+
+    @property
+    def running_columns(self) -> RequestColumns:
+        """Of `running`, in the same order (since API 1.7)."""
 
     @property
     def prefills(self) -> Sequence[RequestView]:
@@ -330,8 +336,8 @@ class SchedulingPolicy:
     def on_admit(self, requests: Sequence[RequestView], view: SchedulerView) -> None:
         """These requests entered the running batch; num_computed_tokens is what the prefix cache saved."""
 
-    def on_step(self, outcomes: Sequence[StepOutcome], view: SchedulerView) -> None:
-        """What one step did."""
+    def on_step(self, outcomes: StepOutcomes, view: SchedulerView) -> None:
+        """What one step did: StepOutcome rows, or columns, which cost less (since API 1.7)."""
 
     def on_preempt(self, preemptions: Sequence[Preemption], view: SchedulerView) -> None:
         """These requests lost their place; called before their requeue_key."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tokenyard.arrays import FloatArray, LongArray
     from tokenyard.interfaces.policy import PolicyContext, RequestView, SchedulerView
 
     Key = Callable[[RequestView], tuple[float, ...]]
@@ -19,6 +20,7 @@ def keep_turns(
     key: Key,
     *,
     may_lose: MayLose = lambda request: True,
+    keys: FloatArray | LongArray | None = None,
 ) -> Sequence[RequestView]:
     """Who of `running` keeps its turn when the best of those that run and wait are to run (since API 1.6).
 
@@ -30,10 +32,16 @@ def keep_turns(
     that are worse. So no step is left emptier for one that would have to wait in any case. Prefills that take all
     tokens of a step let nobody enter, and are not displaced for that; `scheduler.long_prefill_token_threshold` bounds
     what one of them takes.
+
+    `keys` [R] are the only numbers of the keys of `running`, for policies that have them as a column, such as
+    `SchedulerView.running_columns` (since API 1.7): a step in which nobody can be displaced then asks for no key of
+    those that run. They are what `key` gives to the last bit.
     """
+    if keys is not None and len(keys) != len(running):
+        raise ValueError(f"keep_turns was given {len(keys)} keys of {len(running)} requests")
     first = view.waiting(1)
     is_crowded = len(running) > limits.max_num_seqs  # so some of them are paused, and stay so
-    if not is_crowded and not (first and _any_may_lose(running, key(first[0]), key, may_lose)):
+    if not is_crowded and not (first and _any_may_lose(running, key(first[0]), key, may_lose, keys)):
         return running
     # From best to worst; of equals the one that has its turn is better. Those that cannot lose it come first.
     ranked = sorted(
@@ -48,8 +56,17 @@ def keep_turns(
     return [request for request in running if request.request_id in stays]
 
 
-def _any_may_lose(running: Sequence[RequestView], best: tuple[float, ...], key: Key, may_lose: MayLose) -> bool:
+def _any_may_lose(
+    running: Sequence[RequestView],
+    best: tuple[float, ...],
+    key: Key,
+    may_lose: MayLose,
+    keys: FloatArray | LongArray | None,
+) -> bool:
     """Whether somebody runs, or is paused, who can be displaced by who is `best` of those that wait."""
+    if keys is not None:
+        worse = (running[row] for row in (keys > best[0]).nonzero()[0].tolist())
+        return any(request.is_paused or may_lose(request) for request in worse)
     return any(best < key(request) and (request.is_paused or may_lose(request)) for request in running)
 
 

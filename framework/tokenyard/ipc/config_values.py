@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         ObserverConfig,
         PolicyConfig,
         SchedulerConfig,
+        WorkloadConfig,
     )
 
 _OF_ENGINE = ("name", "options", "policy")
@@ -37,6 +38,8 @@ def config_to_values(config: EngineConfig) -> dict[str, object]:
         "server": dataclass_values(config.server),
         "latency": _component(config.latency),
         "trace": dataclass_values(config.trace),
+        "workload": _component(config.workload),
+        "experiment": dataclass_values(config.experiment),
         "observers": [_component(row) for row in config.observers],
     }
 
@@ -67,7 +70,8 @@ def _component(
     | PolicyConfig
     | ObserverConfig
     | LogitsProcessorConfig
-    | SchedulerConfig,
+    | SchedulerConfig
+    | WorkloadConfig,
 ) -> dict[str, object]:
     """A component's options stand among the keys of its group."""
     values = _with_named(dataclass_values(config))

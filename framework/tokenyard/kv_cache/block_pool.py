@@ -106,6 +106,16 @@ class BlockPool:
             self._ref_counts[block_id] = 1
         return block_ids
 
+    def pop_one(self) -> int | None:
+        """The same for one block; None when none is free."""
+        if not len(self._free):
+            return None
+        block_id = self._free.pop(1)[0]
+        if self._hashes[block_id] is not None:
+            self._forget(block_id)
+        self._ref_counts[block_id] = 1
+        return block_id
+
     def release(self, block_ids: Iterable[int]) -> None:
         """Drop a reference to each; of those that become free, the first is evicted first."""
         counts, freed = self._ref_counts, []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from abc import abstractmethod
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -25,7 +25,8 @@ class EmptyFirst(EvictionRule):
     """A rule that only has to put blocks with content in order: those without go first, as they became free."""
 
     def __init__(self, num_blocks: int) -> None:
-        self._empty: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks + 1))
+        self._line = deque(range(1, num_blocks + 1))  # free and without content, in order
+        self._empty = set(self._line)  # the same
         self._num_blocks = num_blocks
         self._blank: set[int] = set()  # held, and without content: few, as most of what is held was written
 
@@ -55,45 +56,60 @@ class EmptyFirst(EvictionRule):
     # What all of them do
 
     def __len__(self) -> int:
-        return len(self._empty) + self.num_cached
+        return len(self._line) + self.num_cached
 
     def __contains__(self, block_id: object) -> bool:
         return isinstance(block_id, int) and (block_id in self._empty or self.holds(block_id))
 
     def pop(self, count: int) -> list[int]:
-        num_cached = count - len(self._empty)
+        line = self._line
+        num_cached = count - len(line)
         if num_cached > self.num_cached:
             raise RuntimeError(f"no free blocks: {count} asked for, {len(self)} free")
         if num_cached > 0:
-            block_ids = [*self._empty, *self.evict(num_cached)]
+            block_ids = [*line, *self.evict(num_cached)]
+            line.clear()
             self._empty.clear()
         else:
-            pop_empty = self._empty.popitem
-            block_ids = [pop_empty(last=False)[0] for _ in range(count)]
+            pop_first = line.popleft
+            block_ids = [pop_first() for _ in range(count)]
+            self._empty.difference_update(block_ids)
         self._blank.update(block_ids)
         return block_ids
 
     def remove(self, block_id: int) -> None:
-        if block_id in self._empty:
-            del self._empty[block_id]
+        if block_id in self._empty:  # slow, and rare: nobody looks for a block without content
+            self._empty.remove(block_id)
+            self._line.remove(block_id)
         else:
             self.take(block_id)
 
     def append(self, block_ids: Iterable[int]) -> None:
+        block_ids = tuple(block_ids)
+        if self._blank.issuperset(block_ids):  # nobody wrote down what they hold: without a prefix cache, all of them
+            self._empties(block_ids)
+            return
         cached: list[int] = []
         for block_id in block_ids:
             if block_id in self._blank:
-                self._blank.remove(block_id)
-                self._empty[block_id] = None
+                self._empties((block_id,))
             else:
                 cached.append(block_id)
         self.insert(cached)
+
+    def _empties(self, block_ids: Sequence[int]) -> None:
+        """Blocks that were held without content are free."""
+        self._blank.difference_update(block_ids)
+        self._empty.update(block_ids)
+        self._line.extend(block_ids)
 
     def on_written(self, block_ids: Sequence[int]) -> None:
         self._blank.difference_update(block_ids)
 
     def on_cleared(self) -> None:
-        self._empty.update(dict.fromkeys(self.evict(self.num_cached)))
+        evicted = self.evict(self.num_cached)
+        self._line.extend(evicted)
+        self._empty.update(evicted)
         self._blank = set(range(1, self._num_blocks + 1)).difference(self._empty)
 
 
@@ -112,17 +128,9 @@ class LRUEviction(EmptyFirst):
         return block_id in self._order
 
     def insert(self, block_ids: Sequence[int]) -> None:
-        self.append(block_ids)
-
-    def append(self, block_ids: Iterable[int]) -> None:
-        # In one pass: a request that ends gives back hundreds of blocks, and the default rule has only this to do.
-        blank, order = self._blank, self._order
-        for block_id in block_ids:
-            if block_id in blank:
-                blank.remove(block_id)
-                self._empty[block_id] = None
-            else:
-                order[block_id] = None
+        order = self._order
+        for block_id in block_ids:  # three times as fast as `update`
+            order[block_id] = None
 
     def take(self, block_id: int) -> None:
         del self._order[block_id]

@@ -46,6 +46,8 @@ class _Holding:
 
     def in_order_of_eviction(self) -> Iterable[int]:
         """The blocks from the last to the first: a prefix is evicted from its end, in all groups alike."""
+        if len(self.tables) == 1 and not self.num_passed[0]:
+            return reversed(self.tables[0])
         rows = zip(*map(reversed, self.tables), strict=True)
         return [block_id for row in rows for block_id in row if block_id != NULL_BLOCK]
 
@@ -119,6 +121,8 @@ class PagedKVCacheManager(KVCacheManager):
             raise RuntimeError(f"request {request.request_id} holds blocks already: only its first call takes {hit}")
         tables = held.tables
         num_new = num_blocks - len(tables[0])
+        if num_new == 1 and len(tables) == 1:  # a decode at the end of its last block
+            return self._grow_by_one(tables[0])
         if num_new <= 0:
             return Allocation((self._ids[:0],) * len(tables), len(tables[0]) * self._block_size)
         if num_new * len(tables) > self.pool.num_free:
@@ -154,6 +158,10 @@ class PagedKVCacheManager(KVCacheManager):
 
     def block_ids(self, request: KVRequest) -> tuple[IntArray, ...]:
         return tuple(np.array(table, dtype=np.int32) for table in self._tables_of(request))
+
+    @property
+    def needs_commits(self) -> bool:
+        return self._caching or bool(self._windowed)
 
     @property
     def usage(self) -> KVCacheUsage:
@@ -249,6 +257,13 @@ class PagedKVCacheManager(KVCacheManager):
         if self._host is not None:
             self._swap_in(self._host, request, held, loads)
         return Allocation(self._arrays(tables), len(tables[0]) * self._block_size)
+
+    def _grow_by_one(self, table: list[int]) -> Allocation | None:
+        block_id = self.pool.pop_one()
+        if block_id is None:
+            return None
+        table.append(block_id)
+        return Allocation((self._ids[block_id : block_id + 1],), len(table) * self._block_size)
 
     def _hit_tables(self, request: KVRequest, hit: Hit, loads: list[Load]) -> list[list[int]]:
         """The block tables behind a hit; `loads` gets what has to be copied from host memory, with block 0 there."""

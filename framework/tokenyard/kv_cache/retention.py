@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -52,7 +52,8 @@ class RetentionEviction(EmptyFirst):
         for block_id in cached:
             self._levels[block_id] = NORMAL
         num_empty = len(normal) - sum(block_id in normal for block_id in cached)
-        self._empty = OrderedDict.fromkeys(normal.pop(num_empty))
+        self._line = deque(normal.pop(num_empty))
+        self._empty = set(self._line)
         self._blank = set(range(1, num_blocks + 1)).difference(self._empty, cached)
 
     # As a rule

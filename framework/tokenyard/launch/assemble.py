@@ -70,6 +70,7 @@ class RunningEngine(EngineFacts):
 
     core: EngineCore
     clock: Clock
+    kv_cache_manager: KVCacheManager | None = None  # None where somebody else has put it together
 
 
 class Decorate(Protocol):
@@ -92,8 +93,11 @@ def build_engine(
     decorate: Decorate = as_it_is,
     hub_token: Token = None,
     plugin_times: PluginTimes | None = None,
+    observers: Sequence[Observer] = (),
 ) -> RunningEngine:
     """Start the executor, load the model and put the parts together; nothing is left running when it raises.
+
+    `observers` are told after the config's.
 
     `hub_token` is for fetching a Hub id. It is no part of the config, which is printed: whatever is fetched is in the
     local cache before a worker looks for it.
@@ -132,6 +136,7 @@ def build_engine(
             size=size,
             decorate=decorate,
             plugin_times=plugin_times,
+            observers=observers,
         )
     except BaseException:
         executor.shutdown()
@@ -139,6 +144,7 @@ def build_engine(
     return RunningEngine(
         core=parts.core,
         clock=clock,
+        kv_cache_manager=parts.kv_cache_manager,
         files=files,
         report=report,
         max_model_len=size.max_model_len,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tokenyard.errors import ConfigError
 from tokenyard.launch.cache_size import FIT_TO_MEMORY
 from tokenyard.launch.convert import wrong
+from tokenyard.launch.experiment_checks import check_experiment
 from tokenyard.launch.schema import InvalidValueError
 from tokenyard.launch.server_checks import check_server
 from tokenyard.memory_size import parse_bytes
@@ -32,6 +33,7 @@ def check_config(config: EngineConfig) -> None:
     _check_seed("seed", config.seed)
     _check_budget(config.plugins.budget_us)
     check_server(config.server)
+    check_experiment(config.experiment)
 
 
 def _at_least(key: str, value: int | None, minimum: int, unit: str, or_null: str = "") -> None:

@@ -117,7 +117,7 @@ def _compose(
         catalogue = load_catalogue(_plugins_config(parsed))
     own, others = own_source(), plugin_sources(catalogue)
     nodes = generated_nodes(catalogue, lambda path: any(source.file(path) for source in (own, *others)))
-    open_keys = (*OPEN_KEYS, *mapping_options(nodes))
+    open_keys = (*OPEN_KEYS, *mapping_options(catalogue))
     texts = [_hydra_text(override, open_keys) for override in parsed]
     choices = [override.text for override in parsed if override.is_choice]
     with hydra_session(nodes, [source.path for source in others]) as session:

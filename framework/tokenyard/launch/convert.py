@@ -110,6 +110,14 @@ def construct(dataclass_type: type[T], values: Mapping[str, object], key: str) -
         raise InvalidValueError(key, f"{key}: {error}") from error
 
 
+def may_be_mapping(annotation: object) -> bool:
+    """Whether a value of this type may be given as a mapping."""
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return any(may_be_mapping(member) for member in typing.get_args(annotation))
+    return (origin or annotation) in _MAPPINGS or (isinstance(annotation, type) and is_dataclass(annotation))
+
+
 def convert(value: object, annotation: object, key: str) -> object:
     """`value` as the annotated type. Raises InvalidValueError naming the key, what was given and what is allowed."""
     if annotation is Any or annotation is object:
@@ -193,6 +201,9 @@ def _convert_enum(value: object, annotation: type[Enum], key: str) -> Enum:
 
 def _convert_union(value: object, annotation: object, key: str) -> object:
     members = typing.get_args(annotation)
+    mappings = [member for member in members if may_be_mapping(member)]
+    if isinstance(value, Mapping) and len(mappings) == 1:
+        return convert(value, mappings[0], key)  # so what that one refuses is told
     exact = [member for member in members if member is type(value)]
     problems: list[ConfigError] = []
     for member in [*exact, *members]:

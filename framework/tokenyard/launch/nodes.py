@@ -7,13 +7,15 @@ node `GROUP/NAME`, so that `GROUP=NAME` works for every installed plugin.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, cast
 
 from tokenyard.config import EngineConfig, PolicyConfig
 from tokenyard.errors import ConfigError, PluginError
+from tokenyard.launch.convert import may_be_mapping, type_hints
 from tokenyard.launch.schema import (
     COMPONENT_GROUPS,
     DEFAULT_POLICY,
@@ -130,17 +132,26 @@ def core_nodes() -> list[Node]:
     return [top, *groups]
 
 
-def mapping_options(nodes: Sequence[Node]) -> list[str]:
-    """Keys of components' options that are mappings: what these hold is for the user to name."""
+def mapping_options(catalogue: Catalogue) -> list[str]:
+    """Keys of components' options that may be mappings: what these hold is not in the tree of defaults.
+
+    What a mapping is keyed by is for the user to name; of a number or a mapping, the default may be the number.
+    """
     keys: set[str] = set()
-    for node in nodes:
-        prefix, _, rest = node.path.partition("/")
-        group = rest.partition("/")[0]
-        if prefix == NODE_GROUP and group in COMPONENT_GROUPS:
-            policy = node.values.get("policy", {})
-            for key, values in ((group, node.values), (f"{group}.policy", cast("PlainNode", policy))):
-                keys.update(f"{key}.{name}" for name, value in values.items() if isinstance(value, dict))
-    return sorted(keys - {"scheduler.policy"})
+    for group in COMPONENT_GROUPS:
+        for name in component_names(catalogue, group):
+            with suppress(PluginError, ConfigError):  # explained when it is chosen
+                keys.update(_mappings_of(group, find_component(catalogue, group, name)))
+    return sorted(keys)
+
+
+def _mappings_of(group: str, entry: Entry | None) -> Iterator[str]:
+    if entry is not None:
+        prefix = "scheduler.policy" if entry.descriptor.kind == "policy" else group
+        options_type: type = entry.descriptor.options_type
+        for name, annotation in type_hints(options_type).items():
+            if may_be_mapping(annotation):
+                yield f"{prefix}.{name}"
 
 
 def generated_nodes(catalogue: Catalogue, has_file: Callable[[str], bool]) -> list[Node]:

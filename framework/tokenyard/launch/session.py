@@ -45,6 +45,10 @@ class HydraSession:
         """The composed config; raises what Hydra raises."""
         return compose(CONFIG_NAME, overrides=[*self._overrides, *overrides])
 
+    def compose_job(self, overrides: Sequence[str]) -> DictConfig:
+        """Hydra's own config alone, as its launchers take it; raises what Hydra raises."""
+        return compose(overrides=list(overrides), return_hydra_config=True)
+
     def contributions(self, choices: Sequence[str]) -> list[Contribution]:
         """The configs that are merged under these choices of groups, in order."""
         loader = GlobalHydra.instance().config_loader()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tokenyard.config import EngineConfig
     from tokenyard.interfaces.observer import Observer
 
-MOST_TOKENS = 2**21  # of the K/V cache, where none is named: more than any batch of today needs
+MOST_TOKENS = 2**20  # of the K/V cache, where none is named: more than any batch of today needs
 LONGEST = 2**18  # tokens of a request, where no limit is named
 _TABLE_TOKENS = 2**28  # that a scheduler's table may have room for: a row for each of twice max_num_seqs requests
 

@@ -41,7 +41,7 @@ def make_steering(config: EngineConfig, catalogue: Catalogue) -> Steering:
     return Steering(
         policy=None if acting is None else make_policy(acting.name, acting.options, config, catalogue),
         shadow=None if scheduler.shadow is None else _shadow(scheduler.shadow, config, catalogue),
-        latency=_latency_model(config, catalogue),
+        latency=make_latency_model(config, catalogue),
         make_predictor=_predictor_maker(config, catalogue),
     )
 
@@ -77,10 +77,11 @@ def _max_chunk_tokens(scheduler: SchedulerConfig) -> int | None:
     return scheduler.long_prefill_token_threshold or scheduler.max_num_batched_tokens
 
 
-def _latency_model(config: EngineConfig, catalogue: Catalogue) -> LatencyModel | None:
+def make_latency_model(config: EngineConfig, catalogue: Catalogue) -> LatencyModel | None:
+    """The one that the config names; None where that is nobody. Raises PluginError and ConfigError."""
     if config.latency.name == NO_LATENCY:
         return None
-    context = LatencyModelContext(max_num_batched_tokens=config.scheduler.max_num_batched_tokens)
+    context = LatencyModelContext(max_num_batched_tokens=config.scheduler.max_num_batched_tokens, config=config)
     return make_part(
         chosen(catalogue, latency.COMPONENT_KIND, config.latency.name, ComponentDescriptor),
         LatencyModel,

@@ -143,6 +143,7 @@ class BatchScheduler(Scheduler):
         self._policy.use(
             PolicyView(
                 time=self._time,
+                table=self._table,
                 kv_cache_manager=self._kv,
                 waiting=self._waiting,
                 running=self._running,
@@ -272,7 +273,8 @@ class BatchScheduler(Scheduler):
         self._time.read()
         landed = self._running.land(output)
         taken = self._sampled.take(output, result, landed)
-        is_odd = not len(result.token_ids) == len(output.slots) == np.count_nonzero(result.num_sampled)
+        num_to_sample = np.count_nonzero(output.samples)
+        is_odd = not len(result.token_ids) == num_to_sample == np.count_nonzero(result.num_sampled)
         if is_odd:
             self._landing.step_back(output, result)
         self._landing.commit(output.slots if landed.alive is None else output.slots[landed.alive], result.errors)
@@ -360,7 +362,7 @@ class BatchScheduler(Scheduler):
             stats=self.stats() if self._log_stats else None,
             kv_events=self._kv.take_events(),
             events=self._events.take(),
-            num_scheduled_tokens=num_scheduled if self._log_stats else 0,
+            num_scheduled_tokens=num_scheduled,
         )
 
     # Ends

@@ -65,6 +65,9 @@ class ClientLines:
 
     def in_turn(self, limit: int, passed: Container[str]) -> list[Request]:
         """Up to `limit` requests, the first of each client, then the second of each, ...; without those `passed`."""
+        if not passed and len(self._lines) == 1:
+            (line,) = self._lines.values()
+            return [request for _, request in line[:limit]]
         heads = self._heads if passed else self._heads[:limit]
         if not passed and len(heads) == limit:
             return [self._lines[client][0][1] for _, client in heads]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tokenyard.arrays import BoolArray, IntArray, LongArray
-    from tokenyard.interfaces.kv_cache import KVCacheManager
+    from tokenyard.interfaces.kv_cache import Allocation, KVCacheManager
     from tokenyard.scheduler.preemption import Preemptor
     from tokenyard.scheduler.request_state import Request
     from tokenyard.scheduler.running import RunningBatch
@@ -52,13 +52,19 @@ class BlockGrowth:
 
         No row has been given to the step yet, so everybody who runs may be a victim, and nobody who is one has run.
         """
-        table = self._table
+        table, allocate, add_blocks = self._table, self._kv.allocate, self._steps.add_blocks
         named = slots[lacking]
         starts = -(-table.valid_until[named] // self._block_size)
         waits = []
         for slot, start, num_tokens in zip(named.tolist(), starts.tolist(), known[lacking].tolist(), strict=True):
             request = table.requests[slot]
-            if request is not None and not self._grow_one(request, slot, start, num_tokens):
+            if request is None:  # somebody before it took its blocks
+                continue
+            allocation = allocate(request, num_tokens) or self._allocate_by_force(request, num_tokens)
+            if allocation is not None:
+                table.valid_until[slot] = allocation.valid_until_tokens
+                add_blocks(slot, start, allocation)
+            elif table.requests[slot] is request:
                 waits.append(slot)
         if not self.has_preempted and not waits:
             return None
@@ -87,15 +93,14 @@ class BlockGrowth:
         needed = num_blocks_needed(self._kv, request, self._block_size, without)
         return needed - self._kv.usage.num_free_blocks
 
-    def _grow_one(self, request: Request, slot: int, start: int, num_tokens: int) -> bool:
-        """Preempt until the row has its block or is gone. False: it has to wait for blocks of steps in flight."""
+    def _allocate_by_force(self, request: Request, num_tokens: int) -> Allocation | None:
+        """Preempt until there are blocks. None: `request` is gone itself, or waits for blocks of steps in flight."""
+        slot = request.slot
         while (allocation := self._kv.allocate(request, num_tokens)) is None:
             if self._running.has_blocks_in_flight:
-                return False  # taking more away would be more than what lacks
+                return None  # taking more away would be more than what lacks
             self._preemptor.take_blocks(list(self._running.requests.values()), WaitReason.KV_BLOCKS.value)
             self.has_preempted = True
-            if self._table.requests[slot] is not request:
-                return True
-        self._table.valid_until[slot] = allocation.valid_until_tokens
-        self._steps.add_blocks(slot, start, allocation)
-        return True
+            if request.slot != slot:
+                return None
+        return allocation

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tokenyard.interfaces.policy import StepOutcome
+from tokenyard.scheduler.outcomes import OutcomeMaker
 from tokenyard.scheduler.slots import STEPS, TOKENS
 
 if TYPE_CHECKING:
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from tokenyard.arrays import LongArray
     from tokenyard.interfaces.kv_cache import KVCacheManager
+    from tokenyard.interfaces.outcomes import StepOutcomes
     from tokenyard.runner_output import ModelRunnerOutput
     from tokenyard.scheduler.preemption import Preemptor
     from tokenyard.scheduler.running import Landed, RunningBatch
@@ -39,9 +40,13 @@ class Landing:
         self._running = running
         self._preemptor = preemptor
         self._block_size = block_size
+        self._outcomes = OutcomeMaker(table)
+        self._commits = kv_cache_manager.needs_commits
 
     def commit(self, slots: LongArray, failed: Mapping[str, str]) -> None:
         """Publish the blocks that this step completed, but for requests that failed: nobody knows what is in theirs."""
+        if not self._commits:
+            return
         table, size = self._table, self._block_size
         computed = table.num_computed[slots] - table.in_flight[slots, TOKENS]
         full = computed >= table.commit_at[slots]
@@ -75,16 +80,6 @@ class Landing:
             if request is not None and self._table.in_flight[slot, STEPS]:
                 self._preemptor.restart(request)
 
-    def outcomes(self, output: SchedulerOutput, taken: Taken, landed: Landed, ended: set[str]) -> list[StepOutcome]:
-        num_new = dict(zip(taken.request_ids, taken.num_tokens.tolist(), strict=True))
-        preempted = dict(landed.preempted)
-        outcomes = []
-        for row, (slot, computed) in enumerate(
-            zip(output.slots.tolist(), output.num_scheduled_tokens.tolist(), strict=True)
-        ):
-            request = preempted.get(row) or self._table.requests[slot]
-            if request is not None:
-                new = num_new.get(request.request_id, 0)
-                is_first = new > 0 and request.num_output_tokens == new
-                outcomes.append(StepOutcome(request, computed, new, is_first, request.request_id in ended))
-        return outcomes
+    def outcomes(self, output: SchedulerOutput, taken: Taken, landed: Landed, ended: set[str]) -> StepOutcomes:
+        """What the step did, for a policy that wants to be told."""
+        return self._outcomes.outcomes(output, taken, landed, ended)

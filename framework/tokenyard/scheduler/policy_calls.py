@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tokenyard.engine_outputs import ShadowDecision, ShadowStats
-    from tokenyard.interfaces.policy import Preemption, SchedulerView, StepOutcome
+    from tokenyard.interfaces.outcomes import StepOutcomes
+    from tokenyard.interfaces.policy import Preemption, SchedulerView
     from tokenyard.interfaces.scheduler import SchedulerContext
     from tokenyard.plugin_times import PluginTimes
     from tokenyard.request import FinishReason
@@ -245,7 +246,7 @@ class PolicyCalls:
     def on_admit(self, requests: Sequence[Request]) -> None:
         self._tell("on_admit", list(requests))
 
-    def on_step(self, outcomes: Sequence[StepOutcome]) -> None:
+    def on_step(self, outcomes: StepOutcomes) -> None:
         self._tell("on_step", outcomes)
 
     def on_preempt(self, preemptions: Sequence[Preemption]) -> None:
@@ -261,6 +262,8 @@ class PolicyCalls:
         if method not in self._asked:
             return given
         chosen = self._taken(method, self._ask(method, list(given)), len(given))
+        if chosen == given:  # the same requests in the same order, as is mostly so: one look at each
+            return given
         ids = {id(request) for request in chosen}
         if len(ids) != len(chosen) or not ids <= {id(request) for request in given}:
             strange = "one twice" if len(ids) != len(chosen) else "others than it was given"

@@ -141,8 +141,7 @@ class SampledTokens:
     def _names_of(self, slots: LongArray) -> tuple[str, ...]:
         """A batch that did not change has the same array of slots."""
         if slots is not self._named_slots:
-            requests = (self._table.requests[slot] for slot in slots.tolist())
-            self._names = tuple(request.request_id for request in requests if request is not None)
+            self._names = tuple(self._table.request_ids[slots].tolist())
             self._named_slots = slots
         return self._names
 

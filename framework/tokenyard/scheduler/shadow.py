@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
+    from tokenyard.interfaces.outcomes import StepOutcomes
     from tokenyard.interfaces.policy import (
         AdmitDecision,
         Preemption,
         PreemptMode,
         SchedulerView,
         SchedulingPolicy,
-        StepOutcome,
     )
     from tokenyard.interfaces.scheduler import SchedulerContext
     from tokenyard.request import FinishReason
@@ -156,9 +156,9 @@ class ShadowedCalls(PolicyCalls):
         self._shadow.compare_entered(requests)
         self._shadow.run(lambda calls: calls.on_admit(list(requests)))
 
-    def on_step(self, outcomes: Sequence[StepOutcome]) -> None:
+    def on_step(self, outcomes: StepOutcomes) -> None:
         super().on_step(outcomes)
-        self._shadow.run(lambda calls: calls.on_step(list(outcomes)))
+        self._shadow.run(lambda calls: calls.on_step(outcomes))
 
     def on_preempt(self, preemptions: Sequence[Preemption]) -> None:
         super().on_preempt(preemptions)

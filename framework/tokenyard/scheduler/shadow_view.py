@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from tokenyard.interfaces.columns import RequestColumns
     from tokenyard.interfaces.latency import StepLatency
     from tokenyard.interfaces.policy import RequestView, SchedulerView
     from tokenyard.interfaces.predictor import OutputLengthPredictor
@@ -57,6 +58,10 @@ class ShadowView:
     @property
     def running(self) -> Sequence[RequestView]:
         return self._view.running
+
+    @property
+    def running_columns(self) -> RequestColumns:
+        return self._view.running_columns
 
     @property
     def prefills(self) -> Sequence[RequestView]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tokenyard.scheduler.request_state import Request
 
 _NO_TOKEN = -1  # pads rows of stop ids; never equal to a token id
+_FIRST_WIDTH = 1024  # positions
 
 # Columns of SlotTable.in_flight: one gather and one scatter move all of them.
 TOKENS, SAMPLED, STEPS = range(3)  # tokens computed, tokens sampled, steps
@@ -26,7 +27,8 @@ class SlotTable:
 
     def __init__(self, capacity: int, max_model_len: int) -> None:
         self._max_model_len = max_model_len
-        self.token_ids = np.zeros((capacity, max_model_len + 1), dtype=np.int32)  # [C, positions]
+        # [C, positions], as many as the longest request so far may fill: rows far apart are pages that are touched alone.
+        self.token_ids = np.zeros((capacity, min(max_model_len + 1, _FIRST_WIDTH)), dtype=np.int32)
         self.num_tokens = np.zeros(capacity, dtype=np.int32)  # known: prompt and delivered output
         self.num_computed = np.zeros(capacity, dtype=np.int32)  # scheduled so far, steps in flight included
         self.in_flight = np.zeros((capacity, 3), dtype=np.int32)  # of steps not updated yet: see the columns below
@@ -39,6 +41,7 @@ class SlotTable:
         self.stop_ids = np.full((capacity, 1), _NO_TOKEN, dtype=np.int32)  # [C, most stop ids of one request]
         self.is_held = np.zeros(capacity, dtype=np.bool_)  # False: free, or waiting for its last step to land
         self.requests: list[Request | None] = [None] * capacity  # None where not held
+        self.request_ids = np.empty(capacity, dtype=np.object_)  # [C] of those that are held, or were
         self.names: list[Slot] = [Slot(index, 0) for index in range(capacity)]  # index and generation of each
         self.num_with_stop_ids = 0  # held slots whose request has any
         self.num_with_prompt_logprobs = 0  # held slots whose request asks for them
@@ -54,6 +57,8 @@ class SlotTable:
             self._grow()
         index = self._free.pop()
         tokens = request.token_ids
+        if request.max_total_tokens >= self.token_ids.shape[1]:
+            self._widen(request.max_total_tokens + 1)
         self.token_ids[index, : len(tokens)] = tokens
         self.num_tokens[index] = len(tokens)
         self.num_computed[index] = self.valid_until[index] = self.commit_at[index] = 0
@@ -63,6 +68,7 @@ class SlotTable:
         self.generation[index] += 1
         self._set_stop_ids(index, request.core.stop_token_ids)
         self.requests[index] = request
+        self.request_ids[index] = request.request_id
         self.is_held[index] = True
         self.num_with_stop_ids += bool(request.core.stop_token_ids)
         self.num_with_prompt_logprobs += request.asks_prompt_logprobs
@@ -90,6 +96,11 @@ class SlotTable:
             self.stop_ids = np.pad(self.stop_ids, ((0, 0), (0, extra)), constant_values=_NO_TOKEN)
         self.stop_ids[index, : len(stop_ids)] = stop_ids  # the rest of the row is clear: `detach` saw to it
 
+    def _widen(self, width: int) -> None:
+        """Room for `width` positions in a row, and for more before this is needed again."""
+        wide = min(max(width, 2 * self.token_ids.shape[1]), self._max_model_len + 1)
+        self.token_ids = np.pad(self.token_ids, ((0, 0), (0, wide - self.token_ids.shape[1])))
+
     def _grow(self) -> None:
         """Double the capacity: slots whose last step is in flight are not free, so more may be needed than may run."""
         old, new = self.capacity, max(1, 2 * self.capacity)
@@ -106,6 +117,7 @@ class SlotTable:
             "generation",
             "stop_ids",
             "is_held",
+            "request_ids",
         ):
             array = getattr(self, name)
             grown = np.zeros((new, *array.shape[1:]), dtype=array.dtype)

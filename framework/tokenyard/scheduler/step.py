@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from tokenyard.scheduler.slots import SAMPLED
+from tokenyard.scheduler.slots import SAMPLED, TOKENS
 from tokenyard.scheduler_output import BlockTableUpdate, HostTransfer, RequestStart, SchedulerOutput, Slot
 
 if TYPE_CHECKING:
@@ -142,7 +142,8 @@ class StepBuilder:
         known = table.num_tokens[slots] + table.in_flight[slots, SAMPLED]
         samples = np.concatenate((trues, table.num_computed[slots] + counts == known))
         counts = np.concatenate((ones, counts))
-        moved = np.stack((counts, samples.astype(np.int32), np.ones_like(counts)), axis=1)
+        moved = np.ones((len(counts), 3), dtype=np.int32)
+        moved[:, TOKENS], moved[:, SAMPLED] = counts, samples
         return np.concatenate((decodes, slots)), counts, samples, moved
 
     def _wants_prompt_logprobs(self, ends: IntArray) -> BoolArray | None:

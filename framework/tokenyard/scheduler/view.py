@@ -11,9 +11,11 @@ import numpy as np
 
 from tokenyard.errors import PluginError
 from tokenyard.scheduler.block_needs import num_blocks_needed
+from tokenyard.scheduler.columns import RequestFacts, RunningColumns
 from tokenyard.scheduler.step_latency import no_latency_model
 
 if TYPE_CHECKING:
+    from tokenyard.interfaces.columns import RequestColumns
     from tokenyard.interfaces.kv_cache import KVCacheManager, KVRequest
     from tokenyard.interfaces.latency import StepLatency
     from tokenyard.interfaces.policy import RequestView
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from tokenyard.scheduler.counters import Counters
     from tokenyard.scheduler.request_state import Request
     from tokenyard.scheduler.running import RunningBatch
+    from tokenyard.scheduler.slots import SlotTable
     from tokenyard.scheduler.step_time import StepTime
     from tokenyard.scheduler.waiting import WaitingQueue
 
@@ -34,6 +37,7 @@ class PolicyView:
         self,
         *,
         time: StepTime,
+        table: SlotTable,
         kv_cache_manager: KVCacheManager,
         waiting: WaitingQueue,
         running: RunningBatch,
@@ -44,6 +48,8 @@ class PolicyView:
         latency: StepLatency | None,
     ) -> None:
         self._time = time
+        self._table = table
+        self._facts = RequestFacts(table)
         self._kv = kv_cache_manager
         self._waiting = waiting
         self._running = running
@@ -87,6 +93,10 @@ class PolicyView:
     @property
     def running(self) -> Sequence[RequestView]:
         return tuple(cast("dict[str, RequestView]", self._running.requests).values())
+
+    @property
+    def running_columns(self) -> RequestColumns:
+        return RunningColumns(self._table, self._running, self._facts)
 
     @property
     def prefills(self) -> Sequence[RequestView]:

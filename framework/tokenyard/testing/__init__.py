@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tokenyard.testing.contracts.policy import PolicyContract
     from tokenyard.testing.contracts.predictor import PredictorContract
     from tokenyard.testing.contracts.scheduler import SchedulerContract
+    from tokenyard.testing.contracts.workload import WorkloadContract
     from tokenyard.testing.errors import ContractViolation, MissingExtraError
     from tokenyard.testing.harness import EngineHarness
     from tokenyard.testing.parts import catalogue_with
@@ -45,6 +46,7 @@ _HOME = {
     "RequestRecord": "tokenyard.testing.records",
     "SchedulerContract": "tokenyard.testing.contracts.scheduler",
     "ScriptedExecutor": "tokenyard.testing.scripted",
+    "WorkloadContract": "tokenyard.testing.contracts.workload",
     "catalogue_with": "tokenyard.testing.parts",
 }
 
@@ -65,6 +67,7 @@ __all__ = [
     "RequestRecord",
     "SchedulerContract",
     "ScriptedExecutor",
+    "WorkloadContract",
     "catalogue_with",
 ]
 

@@ -209,6 +209,17 @@ class Measures(Steady):
         return 1.0
 
 
+class Talks(Steady):
+    @property
+    def calibration(self) -> str:
+        return "an A100\nwithin 5 %"
+
+
+class FullStepsAreFree(Steady):
+    def step_seconds(self, load: StepLoad) -> float:
+        return 1.0 if load.num_tokens < 2048 else 0.0
+
+
 class Dices(Steady):
     def step_seconds(self, load: StepLoad) -> float:
         return 1.0 + 0 * random.random()
@@ -219,6 +230,8 @@ class Dices(Steady):
     [
         (Nothing, "test_a_step_takes_time", "latency.seconds"),
         (Endless, "test_a_step_takes_time", "latency.seconds"),
+        (FullStepsAreFree, "test_a_step_takes_time", "latency.seconds"),
+        (Talks, "test_it_says_in_a_line_what_it_was_calibrated_on", "latency.calibration"),
         (DividesByZero, "test_a_step_takes_time", "latency.never_raises"),
         (Shrinks, "test_more_prefill_tokens_never_take_less", "latency.grows"),
         (FirstChunkIsFree, "test_more_prefill_tokens_never_take_less", "latency.grows"),

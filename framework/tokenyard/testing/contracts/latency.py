@@ -40,7 +40,7 @@ class LatencyModelContract(Contract):
         def check(load: StepLoad) -> None:
             _seconds(_made(loaded), load)
 
-        for load in _EDGES:
+        for load in (*_EDGES, *_full_steps(loaded)):
             check(load)
         self.for_all(check, _loads(loaded))
 
@@ -85,6 +85,13 @@ class LatencyModelContract(Contract):
 
         self.for_all(check, _loads(loaded))
 
+    def test_it_says_in_a_line_what_it_was_calibrated_on(self) -> None:
+        """`latency.calibration`: text without a line break, which stands beside each result; or nothing."""
+        with no_errors("latency.never_raises"):
+            said = _made(self.load()).calibration
+        is_line = isinstance(said, str) and len(said.splitlines()) <= 1
+        expect(is_line, "latency.calibration", f"{said!r} is no line")
+
     def test_it_serves_a_policy_in_an_engine(self) -> None:
         """`latency.in_engine`: a policy that gives each step what fits a time has the same schedule in every run."""
         loaded = self.load(f"scheduler={_TIMED.name}", descriptors=(_TIMED,))
@@ -118,6 +125,17 @@ _EDGES = (
     StepLoad(num_prefills=1, num_prefill_tokens=1, num_prefill_context_tokens=MOST_CONTEXT),
     StepLoad(num_decodes=MOST_ROWS, num_decode_context_tokens=MOST_CONTEXT),
 )
+
+
+def _full_steps(loaded: Loaded) -> Sequence[StepLoad]:
+    """Steps of as many tokens as there may be: one prompt, many prompts, and decodes beside them."""
+    tokens = loaded.config.scheduler.max_num_batched_tokens
+    rows = min(MOST_ROWS, tokens)
+    one = StepLoad(num_prefills=1, num_prefill_tokens=tokens, num_prefill_context_tokens=MOST_CONTEXT)
+    many = StepLoad(num_prefills=rows, num_prefill_tokens=tokens)
+    decodes = StepLoad(num_decodes=rows, num_decode_context_tokens=MOST_CONTEXT)
+    mixed = decodes._replace(num_prefills=1, num_prefill_tokens=max(1, tokens - rows))
+    return one, many, decodes, mixed
 
 
 def _loads(loaded: Loaded) -> SearchStrategy[StepLoad]:

@@ -103,10 +103,13 @@ def _name_of(argument: object) -> str:
 
 
 @contextmanager
-def noting(clocks: list[str], draws: list[str], allowed: object = None) -> Iterator[None]:
+def noting(
+    clocks: list[str], draws: list[str], allowed: object = None, *, own_generators: bool = False
+) -> Iterator[None]:
     """Meanwhile, the clocks that are read and the random numbers that are drawn in this thread are noted.
 
-    Numbers of the generator `allowed` are not, nor those of predictors and latency models.
+    Numbers of the generator `allowed` are not, nor those of predictors and latency models; with `own_generators` those
+    of no generator that somebody made, which leaves the shared ones.
     """
 
     def note(frame: FrameType, event: str, called: object) -> None:
@@ -117,9 +120,10 @@ def noting(clocks: list[str], draws: list[str], allowed: object = None) -> Itera
         where = f"{getattr(called, '__name__', called)} in {frame.f_code.co_qualname}"
         if _is_clock(called, owner):
             clocks.append(where)
-        elif owner is not allowed and _is_draw(called, owner, frame):
+        elif _is_shared_draw(called, owner) or (judges_others and owner is not allowed and _is_draw(owner, frame)):
             draws.append(where)
 
+    judges_others = not own_generators
     before, collects, numbers = sys.getprofile(), gc.isenabled(), _numpy_state()
     gc.disable()  # a collection may run callbacks of others, which are not the policy's doing
     sys.setprofile(note)
@@ -138,9 +142,11 @@ def _is_clock(called: object, owner: object) -> bool:
     return called in _CLOCKS or any(owner is one for one in _DATES) or is_loops  # an array is no item to look for
 
 
-def _is_draw(called: object, owner: object, frame: FrameType) -> bool:
-    if called is os.urandom or owner is _SHARED_RANDOM:
-        return True
+def _is_shared_draw(called: object, owner: object) -> bool:
+    return called is os.urandom or owner is _SHARED_RANDOM
+
+
+def _is_draw(owner: object, frame: FrameType) -> bool:
     return isinstance(owner, random.Random) and not _is_of_others(frame)
 
 

@@ -9,9 +9,10 @@ _MOST_CLIENTS = 10_000  # beyond, those are forgotten that would be lifted anywa
 
 
 class ClientCounters(dict[str | None, float]):
-    """Counters that only grow, and a floor to which those are lifted that join the line: a client's start.
+    """What clients were served, for a policy that shares an engine between them (since API 1.7).
 
-    Neither a joining client nor a question costs a look at all of them.
+    Counters that only grow, and a floor to which those are lifted that join the line: a client's start. Neither
+    a joining client nor a question costs a look at all of them.
     """
 
     def __init__(self) -> None:

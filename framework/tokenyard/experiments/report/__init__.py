@@ -1,0 +1,1 @@
+"""Reports: tables, pictures and a page from the folders of many runs."""

@@ -1,0 +1,1 @@
+"""Pictures of a report. Everything here needs matplotlib, of the extra `experiments`."""

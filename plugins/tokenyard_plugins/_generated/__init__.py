@@ -1,0 +1,1 @@
+"""Arrival times and lengths that workloads draw."""

@@ -1,0 +1,1 @@
+"""What the latency models of kernel profiles and of datasheets are made of."""
