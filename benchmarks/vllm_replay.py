@@ -8,8 +8,8 @@ that a profile ships for; a copy is in tests/fixtures. Each run is simulated wit
 schedules while a step runs, so the loop is `engine=overlap`. Times count from arrival; the clock of the arrivals is
 another one, and is shifted so that the request that was queued soonest was queued at once. Errors are of means.
 
-Prints a table in Markdown, what was measured before what was simulated, and one JSON line last. Code 1: a bar is
-missed.
+Prints tables in Markdown, of means (what was measured before what was simulated) and of the errors of percentiles, and
+one JSON line last. Code 1: a bar is missed.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from tokenyard.launch.compose import load_engine_config
 RUNS = Path(__file__).resolve().parent.parent / "tests" / "fixtures" / "vllm_measured"
 GPUS = ("rtxpro6000", "rtx4090")
 METRICS = ("ttft", "tpot", "e2e")
+PERCENTILES = (50, 90, 99)
 BARS: Mapping[str, Mapping[str, float]] = {  # percent
     "as it ships": {"tpot": 10.0, "e2e": 15.0},
     "fitted": {"ttft": 5.0, "e2e": 3.0},
@@ -84,14 +85,14 @@ class Replay:
 
 
 def means(arrival: Times, first: Times, last: Times, num_output: NDArray[np.int64]) -> dict[str, float]:
-    """Of a request of one token there is no TPOT."""
+    """Means by metric, and percentiles, such as ttft_p50. Of a request of one token there is no TPOT."""
     several = num_output > 1
     tpot = (last - first)[several] / (num_output[several] - 1)
-    return {
-        "ttft": float(np.mean(first - arrival)),
-        "tpot": float(np.mean(tpot)),
-        "e2e": float(np.mean(last - arrival)),
-    }
+    values: dict[str, float] = {}
+    for name, times in (("ttft", first - arrival), ("tpot", tpot), ("e2e", last - arrival)):
+        values[name] = float(np.mean(times))
+        values |= {f"{name}_p{q}": float(np.percentile(times, q)) for q in PERCENTILES}
+    return values
 
 
 def load_run(folder: Path, gpu: str) -> Measured:
@@ -205,6 +206,19 @@ def table(results: Sequence[Replay]) -> str:
     return "\n".join(lines)
 
 
+def percentile_table(results: Sequence[Replay]) -> str:
+    """Errors in percent."""
+    columns = [f"{metric}_p{q}" for metric in METRICS for q in PERCENTILES]
+    lines = [
+        f"| GPU | {' | '.join(column.upper().replace('_', ' ') for column in columns)} |",
+        "| --- " * (1 + len(columns)) + "|",
+    ]
+    for replay in results:
+        errors = " | ".join(f"{replay.error(column):+.1f}" for column in columns)
+        lines.append(f"| {replay.gpu}, {replay.kind} | {errors} |")
+    return "\n".join(lines)
+
+
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, default=RUNS, help="folder of the measured runs")
@@ -221,7 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             trace = Path(folder) / f"{gpu}.jsonl"
             write_trace(run, trace)
             results += replays(run, trace)
-    print(table(results))
+    print(table(results), percentile_table(results), sep="\n\n", end="\n\n")
     misses = [miss for replay in results for miss in replay.misses()]
     print(*misses, sep="\n", file=sys.stderr)
     line = json.dumps([asdict(replay) for replay in results])

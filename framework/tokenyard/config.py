@@ -125,6 +125,7 @@ class ExperimentConfig:
 
     target: str | None = None  # URL of a server of OpenAI's API to send the workload to; None = an engine of our own
     slo: SLOConfig = field(default_factory=SLOConfig)
+    client_weights: Mapping[str, float] = field(default_factory=dict)  # shares that fairness is judged by; others 1
     sinks: tuple[Literal["mlflow", "tensorboard", "wandb"], ...] = ()  # where the metrics of a run go, besides its folder
     dir: str | None = None  # of `tokenyard experiment`: where runs go; None = experiments/DATE/TIME
     jobs: int | None = None  # runs at a time; None = as many as there are cores, of live ones 1

@@ -48,6 +48,7 @@ def by_part(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {result["part"]: result for result in report["results"]}
 
 
+@pytest.mark.slow
 def test_without_a_gpu_it_ends_well_and_skips_by_name(tmp_path: Path) -> None:
     report, table, code = run(tmp_path, "--minutes", "3", "--only", "attention", "decode", "memory")
     assert code == 0

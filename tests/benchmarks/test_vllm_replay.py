@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 GPUS = ("rtxpro6000", "rtx4090")
@@ -60,3 +61,14 @@ def test_a_missed_bar_is_told_and_shown(replay: ModuleType) -> None:
     (miss,) = result.misses()
     assert "e2e -10.0 %" in miss
     assert "(-10.0 %)" in replay.table([result])
+
+
+def test_percentiles_stand_beside_the_means(replay: ModuleType) -> None:
+    zeros, ends = np.zeros(3), np.array([2.0, 4.0, 9.0])
+    figures = replay.means(zeros, zeros + 1, ends, np.array([2, 2, 1]))
+    assert figures["tpot"] == 2
+    assert figures["e2e"] == 5
+    assert figures["e2e_p50"] == 4
+    assert figures["tpot_p50"] == 2
+    result = replay.Replay(gpu="rtx4090", kind="fitted", overhead=0, measured=figures, simulated=figures)
+    assert replay.percentile_table([result]).count("+0.0") == 9

@@ -12,7 +12,14 @@ from tokenyard import LLM, SamplingParams
 from tokenyard.errors import ConfigError, PluginError, UnsupportedError
 from tokenyard.interfaces import PauseMode
 from tokenyard.plugins import load_catalogue
-from tokenyard.testing import AttentionBackendContract, EngineHarness, KVCacheManagerContract
+from tokenyard.testing import (
+    AttentionBackendContract,
+    EngineHarness,
+    EvictionContract,
+    KVCacheManagerContract,
+    LatencyModelContract,
+    PredictorContract,
+)
 
 Install = Callable[..., None]
 
@@ -24,7 +31,7 @@ LOOPS = pytest.mark.parametrize("loop", ["sync", "overlap"])
 
 @pytest.fixture(autouse=True)
 def frozen(install: Install) -> None:
-    install("frozen_v1_0", "frozen_v1_1", "frozen_v1_2", "frozen_v1_3", "frozen_v1_4", "frozen_v1_5")
+    install(*(f"frozen_v1_{minor}" for minor in range(7)))
 
 
 def test_they_say_what_they_were_written_for() -> None:
@@ -48,6 +55,12 @@ def test_they_say_what_they_were_written_for() -> None:
         "frozen_shelves": (1, 5),
         "frozen_diary": (1, 5),
         "frozen_parity": (1, 5),
+        "frozen_estimate": (1, 6),
+        "frozen_roundabout": (1, 6),
+        "frozen_average": (1, 6),
+        "frozen_ticks": (1, 6),
+        "frozen_queue": (1, 6),
+        "frozen_ward": (1, 6),
     }
 
 
@@ -384,3 +397,88 @@ def test_a_logits_processor_of_1_5_changes_the_requests_that_ask_for_it(tiny_lla
         even, odd = llm.generate([PROMPTS[0], PROMPTS[0]], asking, use_tqdm=False)
     assert {token % 2 for token in even.outputs[0].token_ids} == {0}
     assert {token % 2 for token in odd.outputs[0].token_ids} == {1}
+
+
+class TestAverageOf16(PredictorContract):
+    """A predictor of 1.6 keeps the contract of this version."""
+
+    overrides = ("scheduler.predictor={name: frozen_average, first: 5}",)
+    max_examples = 8
+
+
+class TestTicksOf16(LatencyModelContract):
+    """A latency model of 1.6, which does not say what it was calibrated on, keeps the contract of this version."""
+
+    overrides = ("latency=frozen_ticks", "latency.size=8")
+    max_examples = 8
+
+
+class TestQueueOf16(EvictionContract):
+    """An eviction rule of 1.6 keeps the contract of this version."""
+
+    overrides = ("kv_cache.eviction=frozen_queue",)
+    max_examples = 8
+
+
+@LOOPS
+@pytest.mark.parametrize("mode", ["recompute", "swap", "pause"])
+def test_a_policy_of_1_6_displaces_by_what_its_predictor_says(mode: str, loop: str, tmp_path: Path) -> None:
+    told = tmp_path / "ward.json"
+    engine = EngineHarness(
+        [
+            *("scheduler=frozen_estimate", "scheduler.max_num_seqs=2", "scheduler.predictor=oracle"),
+            *(f"scheduler.preempt_mode={mode}", f"engine={loop}", "kv_cache.eviction=frozen_queue"),
+            *("kv_cache.num_blocks=24", "kv_cache.block_size=4", "model.max_model_len=48", "kv_cache.host_memory=96"),
+            f"observers=[{{name: frozen_ward, path: {told}}}]",
+        ]
+    )
+    long = [engine.add([100 * number + token for token in range(6)], max_tokens=20) for number in range(2)]
+    for _ in range(4):
+        engine.step()
+    short = engine.add(range(900, 906), max_tokens=2)
+    while not engine.request(short).is_finished:
+        engine.step()
+    assert not any(engine.request(name).is_finished for name in long)
+    engine.run()
+    assert [len(engine.request(name).output_token_ids) for name in (*long, short)] == [20, 20, 2]
+    engine.check_idle()
+    engine.close()
+    found = json.loads(told.read_text())
+    assert found["modes"] == {mode: 1}
+    assert bool(found["transfers"]) == (mode == "swap")
+    assert bool(found["most_paused"]) == (mode == "pause")
+    assert {"waiting_key", "running_order", "on_preempt"} <= {*found["points"]}
+
+
+@LOOPS
+def test_a_policy_of_1_6_asks_the_latency_model_of_1_6(loop: str) -> None:
+    given = ["scheduler=frozen_estimate", "scheduler.policy.patience=0.3", "latency=frozen_ticks", "latency.size=4"]
+    engine = EngineHarness([*given, f"engine={loop}", "kv_cache.block_size=4"])
+    refused, taken = engine.add(range(6), max_tokens=60), engine.add(range(6), max_tokens=10)
+    engine.step()
+    assert "is too long" in (engine.request(refused).error or "")
+    engine.run()
+    assert len(engine.request(taken).output_token_ids) == 10
+    engine.check_idle()
+    engine.close()
+
+
+@LOOPS
+def test_a_policy_of_1_6_serves_clients_in_turn(loop: str) -> None:
+    engine = EngineHarness(
+        [
+            *("scheduler=frozen_roundabout", f"engine={loop}", "scheduler.max_num_seqs=1"),
+            *("kv_cache=paged", "kv_cache.eviction=frozen_queue", "kv_cache.num_blocks=32", "kv_cache.block_size=4"),
+            "model.max_model_len=48",
+        ]
+    )
+    names = [engine.add(range(8), client="a", max_tokens=4) for _ in range(3)]
+    other = engine.add(range(50, 58), client="b", max_tokens=4)
+    ended: list[str] = []
+    while engine.running or engine.waiting:
+        engine.step()
+        ended += [name for name in (*names, other) if engine.request(name).is_finished and name not in ended]
+    assert ended == [names[0], other, *names[1:]]
+    assert engine.policy.longest_line == 3  # type: ignore[union-attr]  # the package's own
+    engine.check_idle()
+    engine.close()

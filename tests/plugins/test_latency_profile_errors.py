@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from tokenyard.errors import ConfigError
+from tokenyard.interfaces import LatencyModelContext
 from tokenyard.launch.compose import load_engine_config
-from tokenyard.launch.steering import make_steering
+from tokenyard_plugins import latency_profiled
 from tokenyard_plugins._latency import grid, tables
 
 STEPS = "prompt_size,batch_size,token_size,prompt_time,token_time\n100,1,20,10,40\n300,2,20,30,44\n"
@@ -28,13 +29,15 @@ KERNELS = {
 }
 
 
-def load(profile: object, *overrides: str) -> None:
-    make_steering(*load_engine_config(["latency=profiled", f"latency.profile={profile}", *overrides]))
+def load(profile: object, **options: float) -> None:
+    (part,) = latency_profiled.tokenyard_components()
+    chosen = latency_profiled.ProfiledOptions(profile=str(profile), **options)
+    part.factory(chosen, LatencyModelContext(max_num_batched_tokens=2048))
 
 
-def refusal(profile: object, *overrides: str) -> str:
+def refusal(profile: object, **options: float) -> str:
     with pytest.raises(ConfigError) as caught:
-        load(profile, *overrides)
+        load(profile, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -68,7 +71,7 @@ def test_a_latency_model_without_its_profile_is_refused() -> None:
 
 
 def test_an_unknown_profile_is_told_what_there_is(tmp_path: Path) -> None:
-    for profile in ("b300-llama-9", tmp_path, tmp_path / "profile.json", "''"):
+    for profile in ("b300-llama-9", tmp_path, tmp_path / "profile.json", ""):
         told = refusal(profile)
         assert "rtx4090-llama-3.1-8b" in told
         assert "profile.json" in told
@@ -83,7 +86,7 @@ def test_an_unknown_profile_is_told_what_there_is(tmp_path: Path) -> None:
         (STEPS.replace("30,44", "30,nan"), ("row 3, column 'token_time': 'nan'",)),
         (STEPS.replace("30,44", "30,"), ("row 3, column 'token_time': ''",)),
         (STEPS.replace("300,2", "300.5,2"), ("row 3, column 'prompt_size': '300.5'", "whole number")),
-        (STEPS.replace("300,2", "1e300,2"), ("row 3, column 'prompt_size': '1e300'", "whole number")),
+        (STEPS.replace("300,2", "1e300,2"), ("row 3, column 'prompt_size': '1e300'", "not a number")),
         (STEPS.replace("300,2,20,30,44", "300,2"), ("row 3 has 2 columns, the header 5",)),
         (STEPS.partition("\n")[0] + "\n", ("it has no rows",)),
         ("", ("row 1 has no column", "it has none")),
@@ -177,17 +180,21 @@ def test_a_grid_of_too_many_points_is_refused(kernels: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("override", "words"),
+    ("option", "value", "words"),
     [
-        ("latency.overhead=-0.1", ("latency.overhead=-0.1", "0 to 1000 seconds")),
-        ("latency.overhead=nan", ("latency.overhead=nan",)),
-        ("latency.scale=0", ("latency.scale=0", "above 0")),
-        ("latency.scale=inf", ("latency.scale=inf",)),
-        ("latency.scale=1e308", ("latency.scale=1e+308", "at most 1000")),
-        ("latency.overhead=1e308", ("latency.overhead=1e+308", "0 to 1000 seconds")),
-        ("latency.factor=1", ("latency.factor", "scale")),
+        ("overhead", -0.1, ("latency.overhead=-0.1", "0 to 1000 seconds")),
+        ("overhead", float("nan"), ("latency.overhead=nan",)),
+        ("overhead", 1e308, ("latency.overhead=1e+308",)),
+        ("scale", 0, ("latency.scale=0", "above 0 and at most 1000")),
+        ("scale", float("inf"), ("latency.scale=inf",)),
+        ("scale", float("nan"), ("latency.scale=nan",)),
     ],
 )
-def test_a_bad_option_is_one_clear_line(splitwise: Path, override: str, words: tuple[str, ...]) -> None:
-    told = refusal(splitwise, override)
+def test_a_bad_option_is_one_clear_line(splitwise: Path, option: str, value: float, words: tuple[str, ...]) -> None:
+    told = refusal(splitwise, **{option: value})
     assert all(word in told for word in words), told
+
+
+def test_an_unknown_option_is_told_what_there_is() -> None:
+    with pytest.raises(ConfigError, match=r"unknown key 'latency\.factor'.*scale"):
+        load_engine_config(["latency=profiled", "latency.profile=x", "latency.factor=1"])

@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tokenyard.experiments.profiles import find_profile, profile_names
-from tokenyard.interfaces import LatencyModel, StepLoad
-from tokenyard.launch.compose import load_engine_config
-from tokenyard.launch.steering import make_steering
+from tokenyard.interfaces import LatencyModel, LatencyModelContext, StepLoad
 from tokenyard.testing import LatencyModelContract
+from tokenyard_plugins import latency_profiled
 from tokenyard_plugins._latency.grid import Grid, complete
 
 GIVEN = {"model": "a model", "device": "a GPU", "measured": "by hand", "source": "here", "licence": "MIT"}
@@ -35,14 +34,15 @@ class TestFrontier(LatencyModelContract):
     overrides = ("latency=profiled", "latency.profile=a800-llama-2-7b")
 
 
+@pytest.mark.slow
 class TestSplitwise(LatencyModelContract):
     overrides = ("latency=profiled", "latency.profile=splitwise-h100-llama-2-70b-tp8")
 
 
-def model(profile: str | Path, *overrides: str) -> LatencyModel:
-    made = make_steering(*load_engine_config(["latency=profiled", f"latency.profile={profile}", *overrides])).latency
-    assert made is not None
-    return made
+def model(profile: str | Path, *, overhead: float = 0.0, scale: float = 1.0) -> LatencyModel:
+    (part,) = latency_profiled.tokenyard_components()
+    options = latency_profiled.ProfiledOptions(profile=str(profile), overhead=overhead, scale=scale)
+    return part.factory(options, LatencyModelContext(max_num_batched_tokens=2048))
 
 
 def write_profile(
@@ -115,7 +115,7 @@ def test_a_step_is_the_sum_of_its_kernels(kernels: Path, load: StepLoad, microse
 def test_overhead_is_added_and_scale_multiplies_the_kernels(kernels: Path) -> None:
     load = StepLoad(num_decodes=1, num_decode_context_tokens=10)
     plain = model(kernels).step_seconds(load)
-    changed = model(kernels, "latency.overhead=0.001", "latency.scale=2")
+    changed = model(kernels, overhead=0.001, scale=2)
     assert changed.step_seconds(load) == pytest.approx(2 * plain + 0.001)
     assert "latency.overhead=0.001, latency.scale=2" in changed.calibration
 

@@ -61,6 +61,8 @@ def main(arguments: Sequence[str]) -> int:
     folder = ExperimentFolder(default_folder(datetime.now()) if place is None else Path(place), plan)
     with folder.opened():
         say(f"{folder.path}: {len(plan.runs)} run{'s' if len(plan.runs) > 1 else ''}")
+        if num_stale := sum(map(folder.is_stale, plan.runs)):
+            say(f"note: {num_stale} results there are of another config, of another version maybe; they are made again")
         outcomes = _run(plan, folder, hydra.launcher)
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     print(json.dumps(_values(folder.path, outcomes)) if given.flags.json else _table(outcomes))

@@ -20,7 +20,7 @@ def command_parser() -> Parser:
     parser = make_parser(
         "report",
         "DIR [--to FOLDER] [--baseline SETTING] [--mix-loops] [--no-pictures] [--json]",
-        "Write tables (Markdown, CSV, Parquet), pictures (PNG, SVG) and one HTML page from all finished runs below DIR. "
+        "Write tables (Markdown, CSV, Parquet), pictures (PNG, SVG) and an HTML page from all finished runs below DIR. "
         "Settings are compared with the first one, seed by seed.",
     )
     parser.add_argument("--to", metavar="FOLDER", help="where the report goes; default: DIR/report")

@@ -52,13 +52,13 @@ def main(arguments: Sequence[str]) -> int:
 
 def _simulate(given: Given) -> SimulationResult:
     config, catalogue = given.load()
-    from tokenyard.experiments.request_csv import write_requests
-    from tokenyard.experiments.run_tables import write_steps
+    from tokenyard.experiments.records import REQUEST_COLUMNS
+    from tokenyard.experiments.run_tables import write_request_table, write_steps
     from tokenyard.experiments.simulate import simulated
 
     result = simulated(config, catalogue, keep_steps=given.flags.steps is not None)
     if given.flags.requests is not None:
-        write_requests(result.record.requests, Path(given.flags.requests))
+        write_request_table(result.record.requests, Path(given.flags.requests), REQUEST_COLUMNS)
     if given.flags.steps is not None and result.record.steps is not None:
         write_steps(result.record.steps, Path(given.flags.steps))
     return result

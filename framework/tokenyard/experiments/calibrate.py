@@ -17,7 +17,7 @@ from tokenyard.descriptors import ExecutorDescriptor
 from tokenyard.engine.driver import drive
 from tokenyard.errors import ConfigError
 from tokenyard.executor.simulated import load_of
-from tokenyard.experiments.calibration_load import ClosedLoop, Limits, mixed_phase, single_prompts
+from tokenyard.experiments.calibration_load import ClosedLoop, Lengths, Limits, Phase, edges, mixed_phase
 from tokenyard.experiments.content import ContentTokens
 from tokenyard.experiments.fit import MeasuredStep, errors_of, fit_steps
 from tokenyard.experiments.live import Gate, capacity_of, live_config, warm_up
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from tokenyard.catalogue import Catalogue
     from tokenyard.config import EngineConfig
     from tokenyard.engine_outputs import EngineCoreOutputs
-    from tokenyard.experiments.calibration_load import Lengths, Phase
     from tokenyard.launch.assemble import RunningEngine
     from tokenyard.scheduler_output import SchedulerOutput
 
 _HELD_OUT = 4  # every so many-th phase is not fitted, and checks the fit
-_PHASE_SHARE = 1 / 24  # of the time, that one phase may take
-_FIRST_TOKENS = 256  # of a phase, before anybody knows how fast the engine is
-_LEAST_TOKENS = 64
+_PHASE_SHARE = 1 / 8  # of the time, that one phase may take
+_SMALLEST = 1 / 8  # of that, for the smallest ones
+_FIRST = Phase(4, [Lengths(32, 16)] * 8)  # tells about how fast the engine is
+_LEAST_TOKENS = 64  # of a phase
 
 
 class StepTimes(Observer):
@@ -124,23 +124,24 @@ class _Calibration:
 
     def run(self, seconds: float) -> tuple[list[MeasuredStep], list[MeasuredStep]]:
         """Steps to fit, and steps of other phases to check the fit with."""
-        fitted: list[MeasuredStep] = []
+        end = time.monotonic() + seconds
+        fitted = self._measured(_fitting(_FIRST, self._limits))
         checked: list[MeasuredStep] = []
-        end, num_tokens, busy = time.monotonic() + seconds, _FIRST_TOKENS, 0.0
-        for phase in single_prompts(self._limits):
-            steps = self._measured(phase)
-            fitted += steps
-            if sum(step.seconds for step in steps) > 2 * seconds * _PHASE_SHARE:
-                break  # longer ones would leave no time for others
+        for phase in edges(self._limits, self._affordable(seconds * _PHASE_SHARE)):
+            fitted += self._measured(phase)
         for number in itertools.count():
-            most = max(_LEAST_TOKENS, int(num_tokens / busy * seconds * _PHASE_SHARE)) if busy else _FIRST_TOKENS
-            steps = self._measured(mixed_phase(self._limits, most, self._rng))
-            num_tokens += sum(step.load.num_tokens for step in steps)
-            busy += sum(step.seconds for step in steps)
+            share = _PHASE_SHARE * _SMALLEST ** self._rng.random()
+            steps = self._measured(mixed_phase(self._limits, self._affordable(seconds * share), self._rng))
             (checked if number % _HELD_OUT == 1 else fitted).extend(steps)
             if number >= _HELD_OUT and time.monotonic() > end:
-                return fitted, checked
-        raise AssertionError("count() does not end")
+                break
+        return fitted, checked
+
+    def _affordable(self, seconds: float) -> int:
+        """Tokens that the engine computes in so long, as far as is known."""
+        num_tokens = sum(step.load.num_tokens for step in self.times.steps)
+        busy = sum(step.seconds for step in self.times.steps)
+        return max(_LEAST_TOKENS, int(num_tokens / busy * seconds)) if busy else _LEAST_TOKENS
 
     def _measured(self, phase: Phase) -> list[MeasuredStep]:
         loop = ClosedLoop(phase, self._request)
@@ -162,6 +163,12 @@ class _Calibration:
             arrival_time=self._engine.clock.now(),
             true_output_tokens=lengths.output,
         )
+
+
+def _fitting(phase: Phase, limits: Limits) -> Phase:
+    """As much of a phase as the engine takes."""
+    requests = [Lengths(1, 1) if sum(one) > min(limits.capacity, limits.kv_tokens) else one for one in phase.requests]
+    return Phase(min(phase.at_once, limits.max_num_seqs), requests)
 
 
 def _machine(engine: RunningEngine) -> dict[str, str | int]:

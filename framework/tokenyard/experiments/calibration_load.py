@@ -1,4 +1,8 @@
-"""The load that calibrates: small closed loops of all sizes, drawn so that small and large ones are as frequent."""
+"""The load that calibrates: first the edges of what may come, then closed loops of all sizes.
+
+The edges are there so that a fit says little of loads beyond what it has seen; the loops are drawn so that small and
+large ones are as frequent.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,9 @@ if TYPE_CHECKING:
 
 _LEAST_OUTPUT, _MOST_OUTPUT = 4, 24  # tokens
 _ROUNDS = 2  # requests that take each place, so that prefills meet decodes
-_MOST_PROMPT_REQUESTS = 3
+_TIMES = 2  # that each edge is run
+_FEW = 8  # tokens of a prompt that hardly counts
+_MOST_DECODES = 128  # at once, of an edge
 
 
 class Lengths(NamedTuple):
@@ -40,12 +46,33 @@ class Limits(NamedTuple):
     kv_tokens: int  # of all that run
 
 
-def single_prompts(limits: Limits) -> Iterator[Phase]:
-    """Prompts of 1, 2, 4, ... tokens, one request at a time, as far as one step takes them."""
-    prompt = 1
-    while prompt <= min(limits.max_num_batched_tokens, limits.capacity - 2, limits.kv_tokens - 2):
-        yield Phase(1, [Lengths(prompt, 2)] * _MOST_PROMPT_REQUESTS)
-        prompt *= 2
+def edges(limits: Limits, most_tokens: int) -> Iterator[Phase]:
+    """Prompts of all lengths alone, batches of decodes of all sizes, and decodes far behind in long contexts.
+
+    No phase has more than about `most_tokens`, but for prompts that fill a step.
+    """
+    longest = min(limits.max_num_batched_tokens, limits.capacity - 2, limits.kv_tokens - 2)
+    for prompt in _doubling(longest):
+        yield Phase(1, [Lengths(prompt, 2)] * _TIMES)
+    output = min(_FEW, limits.capacity // 2)
+    prompt = min(_FEW, limits.capacity - output)
+    each = prompt + output
+    for count in _doubling(min(limits.max_num_seqs, _MOST_DECODES, limits.kv_tokens // each, most_tokens // each)):
+        yield Phase(count, [Lengths(prompt, output)] * count)
+    for count in _doubling(min(limits.max_num_seqs, 4)):
+        room = min(limits.capacity, limits.kv_tokens // count, most_tokens // count) - output
+        if room > longest:
+            yield Phase(count, [Lengths(room, output)] * count)
+
+
+def _doubling(most: int) -> Iterator[int]:
+    """1, 2, 4, ... and the most itself; nothing where that is below 1."""
+    number = 1
+    while number < most:
+        yield number
+        number *= 2
+    if most >= 1:
+        yield most
 
 
 def mixed_phase(limits: Limits, most_tokens: int, rng: np.random.Generator) -> Phase:

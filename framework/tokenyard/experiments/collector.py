@@ -52,7 +52,8 @@ class Collector(Observer):
         self._tokens: LongArray = np.zeros(capacity, dtype=np.int64)  # [C] tokens got so far, in all stays
         self._last_token = np.zeros(capacity)  # [C] when the last of them came; no meaning without one
         self._slots: dict[int, int] = {}  # by row: of those that hold a slot
-        self._last: dict[int, tuple[int, float]] = {}  # by row: tokens and time of the last one, of those that wait again
+        # By row, of those that wait again: how many tokens, and when the last one came.
+        self._last: dict[int, tuple[int, float]] = {}
         self._last_step_end = np.nan
         # The same rows decode together for many steps: what these add waits until somebody asks.
         self._steady_slots: LongArray | None = None  # of the last step, when all its rows got a token for a token

@@ -60,6 +60,10 @@ class ExperimentFolder:
         facts = read_result(folder)["facts"]
         return isinstance(facts, dict) and facts.get("config_hash") == run.config_hash
 
+    def is_stale(self, run: PlannedRun) -> bool:
+        """Whether there is a result of another config: of a version with other defaults, or changed by hand."""
+        return is_done(self.of(run)) and not self.is_done(run)
+
     def prepare(self, run: PlannedRun) -> Path:
         """A folder with the run's config and no results."""
         folder = self.of(run)

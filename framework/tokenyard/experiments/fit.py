@@ -73,11 +73,11 @@ def errors_of(fit: Fit, steps: Sequence[MeasuredStep]) -> Errors:
 
 
 def _knots(most_tokens: int) -> list[int]:
-    """0, 1, 2, 4, 8, ... below the most."""
+    """0, 1, 4, 16, ... at most half of the most: each slope is measured over a stretch as long as all before it."""
     knots, knot = [0], 1
-    while knot < most_tokens:
+    while knot <= most_tokens // 2:
         knots.append(knot)
-        knot *= 2
+        knot *= 4
     return knots
 
 

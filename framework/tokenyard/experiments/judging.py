@@ -24,6 +24,7 @@ def judged(record: RunRecord, config: EngineConfig, catalogue: Catalogue) -> dic
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         kv_capacity_tokens=None if config.kv_cache.num_blocks is None else _capacity(config),
         alone=None if latency is None else AloneTime(latency, config.scheduler),
+        client_weights=config.experiment.client_weights,
     )
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tokenyard.experiments.metrics_fairness import fairness
+from tokenyard.experiments.metrics_fairness import EQUAL, fairness
 from tokenyard.experiments.metrics_goodput import goodput, is_good
 from tokenyard.experiments.metrics_groups import groupings
 from tokenyard.experiments.metrics_latency import is_finished, latencies
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
 Groups = dict[str, dict[str, dict[str, object]]]
 
-_ALL_EQUAL: Mapping[str, float] = MappingProxyType({})
-
 
 def run_metrics(
     record: RunRecord,
@@ -35,12 +32,13 @@ def run_metrics(
     max_num_batched_tokens: int | None = None,
     kv_capacity_tokens: int | None = None,
     alone: AloneSeconds | None = None,
-    client_weights: Mapping[str, float] = _ALL_EQUAL,
+    client_weights: Mapping[str, float] = EQUAL,
 ) -> dict[str, object]:
     """Ready for JSON: times in seconds, None for what is not known or not defined.
 
     Without `alone` (see `alone_time`) there is no slowdown, without `max_num_batched_tokens` and kept steps no share
-    of full steps; `kv_capacity_tokens` is VTC's M; `client_weights` weigh Jain's indices.
+    of full steps; `kv_capacity_tokens` is VTC's M; fairness is judged by
+    `client_weights`, 1 for who has none.
     """
     requests = record.requests
     parts = list(groupings(requests))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import combinations
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -12,8 +14,6 @@ from tokenyard.experiments.metrics_service import VTC_WEIGHTS, client_service, c
 from tokenyard.experiments.metrics_statistics import finite, pieces, ratio
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from tokenyard.arrays import LongArray
     from tokenyard.experiments.metrics_service import ClientService, ServiceWeights
     from tokenyard.experiments.metrics_statistics import Flags, Floats
@@ -25,6 +25,9 @@ _UNKNOWN = dict.fromkeys(
         *("is_exact", "batch_tokens", "vtc_bound", "lower_bound"),
     )
 )
+
+
+EQUAL: Mapping[str, float] = MappingProxyType({})
 
 
 class Difference(NamedTuple):
@@ -60,7 +63,7 @@ def fairness(
     service = client_totals(requests, numbers, len(names), weights)[present]
     shares = np.array([client_weights.get(names[index], 1.0) for index in present.tolist()])
     over_time = client_service(requests, weights)
-    difference = largest_difference(over_time)
+    difference = largest_difference(over_time, client_weights)
     batch = kv_capacity_tokens if kv_capacity_tokens is not None else most_batch_tokens(requests, over_time.times)
     return {
         "num_clients": len(present),
@@ -72,31 +75,37 @@ def fairness(
         "span": None if difference is None else list(difference.span),
         "is_exact": over_time.is_exact,
         "batch_tokens": batch,
-        **vtc_bounds(int(requests.prompt.max()), batch, weights),
+        **vtc_bounds(int(requests.prompt.max()), batch, shares, weights),
     }
 
 
-def vtc_bounds(longest_prompt: int, batch_tokens: int, weights: ServiceWeights = VTC_WEIGHTS) -> dict[str, float]:
+def vtc_bounds(
+    longest_prompt: int, batch_tokens: int, shares: Floats, weights: ServiceWeights = VTC_WEIGHTS
+) -> dict[str, float | None]:
     """VTC's bound 2U, U = max(w_p * longest prompt, w_q * M), and the lower bound w_q * M (Sheng et al., OSDI'24).
 
-    A prompt of 1000 and a batch of 4000 tokens: U = max(1000, 8000), so 16000 and 8000.
+    A prompt of 1000 and a batch of 4000 tokens: U = max(1000, 8000), so 16000 and 8000. Counters of service / share
+    grow by U / the smallest share at most; for shares that differ no lower bound is known.
     """
-    lower = weights.output * batch_tokens
-    return {"vtc_bound": 2 * max(weights.prompt * longest_prompt, lower), "lower_bound": lower}
+    lower, least = weights.output * batch_tokens, float(shares.min())
+    upper = 2 * max(weights.prompt * longest_prompt, lower) / least
+    return {"vtc_bound": finite(upper), "lower_bound": finite(lower / least) if (shares == least).all() else None}
 
 
-def largest_difference(service: ClientService) -> Difference | None:
+def largest_difference(service: ClientService, client_weights: Mapping[str, float] = EQUAL) -> Difference | None:
     """Largest |W_f(t1, t2) - W_g(t1, t2)| of two clients over all intervals in which both are backlogged throughout.
 
-    It is the range of W_f - W_g within such a span, not its value at the end. None where no two ever were.
+    W is service / weight. It is the range of W_f - W_g within such a span, not its value at the end. None where no two
+    ever were.
     """
+    shares = [client_weights.get(name, 1.0) for name in service.clients]
     found: Difference | None = None
     for f, g in combinations(range(len(service.clients)), 2):
         both = service.is_backlogged[f] & service.is_backlogged[g]
         if not both.any():
             continue
         starts, stops = _runs(both)
-        ranges = _ranges(service.served[f] - service.served[g], starts, stops)
+        ranges = _ranges(service.served[f] / shares[f] - service.served[g] / shares[g], starts, stops)
         most = int(np.argmax(ranges))
         if found is None or ranges[most] > found.service:
             span = (float(service.times[starts[most]]), float(service.times[stops[most]]))

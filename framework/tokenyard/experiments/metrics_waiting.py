@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 Saturation = Literal["STABLE", "BACKLOGGED", "OVERLOADED"]
 
 LEAST_REQUESTS = 20  # of fewer nothing can be said
-GRACE_STEPS = (
-    2  # mean steps that a request may wait for its first one without being held back: step boundaries, overlap
-)
+# Mean steps that a request may wait for its first one without being held back: for a step's end, under overlap for two.
+GRACE_STEPS = 2
 BACKLOGGED_SHARE = 0.9  # of the time of arrivals
 UNSERVED_SHARE = 0.1  # of the requests, rejected or aborted
 WAITING_SHARE, WAITING_AT_LEAST = 0.02, 10  # of the requests, at the last arrival

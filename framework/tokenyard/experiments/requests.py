@@ -74,7 +74,7 @@ class RequestMaker:
 
 def _too_long(number: int, request: WorkloadRequest, capacity: int) -> str:
     return (
-        f"request {number} of the workload has {request.num_prompt_tokens} prompt and {request.num_output_tokens} output "
-        f"tokens, more than the {capacity} that one may have; raise model.max_model_len or kv_cache.num_blocks, or "
-        "leave long requests out of the workload"
+        f"request {number} of the workload has {request.num_prompt_tokens} prompt and {request.num_output_tokens} "
+        f"output tokens, more than the {capacity} that one may have; raise model.max_model_len or kv_cache.num_blocks, "
+        "or leave long requests out of the workload"
     )

@@ -34,15 +34,18 @@ Cells = "Callable[[slice], Iterable[object]]"
 T = TypeVar("T", bound=np.generic)
 
 
-def write_request_table(table: RequestTable, path: Path) -> None:
-    """One row a request, in order of arrival. A time that never came, and a name that there is not, are empty."""
+def write_request_table(table: RequestTable, path: Path, names: Sequence[str] = ALL_REQUEST_COLUMNS) -> None:
+    """One row a request, in order of arrival. A time that never came, and a name that there is not, are empty.
+
+    `names`: the columns, in their order.
+    """
     columns: dict[str, Callable[[slice], Iterable[object]]] = {
         **{name: _numbers(getattr(table, name)) for name in ALL_REQUEST_COLUMNS if name not in _NAMES},
         "client": _names(table.client, table.clients),
         "session": _names(table.session, table.sessions),
         "status": lambda part: [RequestStatus(one).name.lower() for one in table.status[part].tolist()],
     }
-    _write(path, ALL_REQUEST_COLUMNS, columns, len(table))
+    _write(path, names, columns, len(table))
 
 
 def read_requests(path: Path) -> RequestTable:

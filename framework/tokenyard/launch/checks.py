@@ -11,6 +11,7 @@ from tokenyard.launch.convert import wrong
 from tokenyard.launch.experiment_checks import check_experiment
 from tokenyard.launch.schema import InvalidValueError
 from tokenyard.launch.server_checks import check_server
+from tokenyard.launch.workload_checks import check_workload
 from tokenyard.memory_size import parse_bytes
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def check_config(config: EngineConfig) -> None:
     _check_seed("seed", config.seed)
     _check_budget(config.plugins.budget_us)
     check_server(config.server)
+    check_workload(config.workload)
     check_experiment(config.experiment)
 
 

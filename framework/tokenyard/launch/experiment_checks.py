@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from tokenyard.durations import parse_seconds
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
 def check_experiment(experiment: ExperimentConfig) -> None:
     """Raise ConfigError on the first value that cannot work."""
     _check_slo(experiment.slo)
+    for client, weight in experiment.client_weights.items():
+        if not 0 < weight < math.inf:  # also refuses NaN
+            allowed = "a client's share relative to the others', a number above 0"
+            raise wrong(f"experiment.client_weights.{client}", weight, allowed)
     if experiment.jobs is not None and experiment.jobs < 1:
         raise wrong("experiment.jobs", experiment.jobs, "at least 1")
     if experiment.dir is not None and (not experiment.dir.strip() or "\0" in experiment.dir):

@@ -55,7 +55,7 @@ PLAIN_GROUPS: Mapping[str, type] = {
 GROUPS: Mapping[str, type] = {**COMPONENT_GROUPS, **PLAIN_GROUPS}
 TOP_VALUES = tuple(field.name for field in fields(EngineConfig) if field.name not in GROUPS)
 TOP_KEYS = (*GROUPS, *TOP_VALUES)
-OPEN_KEYS = ("server.default_chat_template_kwargs", "workload.clients")
+OPEN_KEYS = ("server.default_chat_template_kwargs", "workload.clients", "experiment.client_weights")
 """Mappings whose keys are the user's."""
 
 COMPONENT_KEYS: Mapping[str, str] = {

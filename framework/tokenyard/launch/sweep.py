@@ -86,4 +86,5 @@ def _iterate(override: Override, text: str, overrides: Sequence[str | Flagged]) 
     nodes = generated_nodes(catalogue, lambda path: any(source.file(path) for source in (own_source(), *sources)))
     with hydra_session(nodes, [source.path for source in sources]):
         loader = GlobalHydra.instance().config_loader()
-        return iter(list(OverridesParser.create(loader).parse_override(text).sweep_string_iterator()))
+        (known,) = OverridesParser.create(loader).parse_overrides([text])  # parse_override would forget the loader
+        return iter(list(known.sweep_string_iterator()))

@@ -150,7 +150,7 @@ class RunningBatch:
     def land(self, output: SchedulerOutput) -> Landed:
         """A step has come back."""
         table, slots = self._table, output.slots
-        table.in_flight[slots] -= self._steps.land(output)
+        self._steps.land(output)
         if not self._landing:
             return ALL_ALIVE
         # A slot is not given away before its last step in flight has landed, so one that is held is held by the

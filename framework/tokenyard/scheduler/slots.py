@@ -13,6 +13,7 @@ import numpy as np
 from tokenyard.scheduler_output import Slot
 
 if TYPE_CHECKING:
+    from tokenyard.arrays import IntArray, LongArray
     from tokenyard.scheduler.request_state import Request
 
 _NO_TOKEN = -1  # pads rows of stop ids; never equal to a token id
@@ -27,7 +28,7 @@ class SlotTable:
 
     def __init__(self, capacity: int, max_model_len: int) -> None:
         self._max_model_len = max_model_len
-        # [C, positions], as many as the longest request so far may fill: rows far apart are pages that are touched alone.
+        # [C, positions], as many as the longest request so far may fill: rows that lie far apart share no page.
         self.token_ids = np.zeros((capacity, min(max_model_len + 1, _FIRST_WIDTH)), dtype=np.int32)
         self.num_tokens = np.zeros(capacity, dtype=np.int32)  # known: prompt and delivered output
         self.num_computed = np.zeros(capacity, dtype=np.int32)  # scheduled so far, steps in flight included
@@ -50,6 +51,11 @@ class SlotTable:
     @property
     def capacity(self) -> int:
         return len(self.requests)
+
+    def known_tokens(self, slots: LongArray, *, has_steps_in_flight: bool) -> IntArray:
+        """[len(slots)] tokens that are known once what is in flight has landed."""
+        known = self.num_tokens[slots]
+        return known + self.in_flight[slots, SAMPLED] if has_steps_in_flight else known
 
     def acquire(self, request: Request) -> Slot:
         """Give `request` a slot and move its tokens there."""

@@ -117,7 +117,10 @@ class StepBuilder:
             host_transfers=host_transfers,
         )
         table.num_computed[slots] = after
-        table.in_flight[slots] += moved
+        if self._moved:
+            table.in_flight[slots] += moved
+        else:  # alone in flight, as every step of a loop that does not overlap
+            table.in_flight[slots] = moved
         self._moved[self.num_steps] = moved
         self.num_steps += 1
         self.num_prefills = len(self._slots)
@@ -125,9 +128,13 @@ class StepBuilder:
         self._clear()
         return output
 
-    def land(self, output: SchedulerOutput) -> IntArray:
-        """[R, 3] or [3]: what a step that has come back added to SlotTable.in_flight."""
-        return self._moved.pop(output.step)
+    def land(self, output: SchedulerOutput) -> None:
+        """A step has come back: what it added to SlotTable.in_flight goes."""
+        moved = self._moved.pop(output.step)
+        if self._moved:
+            self._table.in_flight[output.slots] -= moved
+        else:
+            self._table.in_flight[output.slots] = 0
 
     def _rows(self) -> tuple[LongArray, IntArray, BoolArray, IntArray]:
         """Slots, counts, which rows sample, and what goes in flight. Decodes first, then the others as they came."""
@@ -139,7 +146,7 @@ class StepBuilder:
             return decodes, ones, trues, _ONE_EACH
         table = self._table
         slots, counts = np.array(self._slots, dtype=np.intp), np.array(self._counts, dtype=np.int32)
-        known = table.num_tokens[slots] + table.in_flight[slots, SAMPLED]
+        known = table.known_tokens(slots, has_steps_in_flight=bool(self._moved))
         samples = np.concatenate((trues, table.num_computed[slots] + counts == known))
         counts = np.concatenate((ones, counts))
         moved = np.ones((len(counts), 3), dtype=np.int32)

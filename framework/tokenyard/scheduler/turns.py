@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tokenyard.scheduler.slots import SAMPLED
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -50,7 +48,7 @@ class RunningTurns:
     def take(self, *, somebody_waits: bool) -> int:
         """Give tokens to what runs already; returns how many are left for those that enter."""
         table, slots = self._table, self._slots()
-        known = table.num_tokens[slots] + table.in_flight[slots, SAMPLED]
+        known = table.known_tokens(slots, has_steps_in_flight=self._steps.num_in_flight > 0)
         missing = known - table.num_computed[slots]
         # A row whose last token is being sampled already has nothing more to compute.
         is_decode = (missing == 1) & (known < table.max_total_tokens[slots])

@@ -44,6 +44,7 @@ def run(path: Path, marked: str, report: Path) -> None:
         raise AssertionError("\n\n".join([headline, *(told or [done.stdout, done.stderr])]))
 
 
+@pytest.mark.slow
 def test_what_runs_in_the_interpreter_passes(tmp_path: Path) -> None:
     run(FOLDER, "not slow", tmp_path / "report.xml")
 

@@ -252,6 +252,7 @@ def test_one_that_hangs_does_not_hold_up_a_shutdown_for_ever(
     assert process.end.signal == "SIGKILL"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_2_3_3_the_engine_ends_with_its_parent_however_that_ends(tiny_llama_dir: Path, number: int) -> None:
     script = (

@@ -80,6 +80,7 @@ def test_prc_07_no_main_guard_is_needed_and_nothing_runs_twice(tiny_llama_dir: P
     assert done.stdout.split() == ["made", "3"], done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("process", ["in", "own"])
 @pytest.mark.parametrize(
     ("overrides", "kind", "told"),

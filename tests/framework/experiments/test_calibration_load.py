@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenyard.experiments.calibration_load import ClosedLoop, Lengths, Limits, Phase, mixed_phase, single_prompts
+from tokenyard.experiments.calibration_load import ClosedLoop, Lengths, Limits, Phase, edges, mixed_phase
 from tokenyard.request import EngineCoreRequest
 from tokenyard.sampling_params import SamplingParams
 
@@ -30,12 +30,22 @@ def test_no_request_of_a_mixed_phase_is_more_than_the_engine_takes(limits: Limit
         assert sum(map(sum, phase.requests)) <= most
 
 
-@given(limits=LIMITS)
-def test_single_prompts_are_whole_steps(limits: Limits) -> None:
-    for phase in single_prompts(limits):
-        assert phase.at_once == 1
-        assert all(lengths.prompt <= limits.max_num_batched_tokens for lengths in phase.requests)
+@given(limits=LIMITS, most=st.integers(64, 100_000))
+def test_edges_are_what_the_engine_takes_and_what_the_time_allows(limits: Limits, most: int) -> None:
+    for phase in edges(limits, most):
+        total = sum(map(sum, phase.requests))
+        assert 1 <= phase.at_once <= limits.max_num_seqs
+        assert all(min(lengths) >= 1 for lengths in phase.requests)
         assert all(sum(lengths) <= limits.capacity for lengths in phase.requests)
+        fills_a_step = phase.at_once == 1 and phase.requests[0].prompt <= limits.max_num_batched_tokens
+        assert fills_a_step or total <= min(most, limits.kv_tokens)
+
+
+def test_edges_go_as_far_as_steps_batches_and_contexts_may() -> None:
+    found = list(edges(Limits(48, 512, 2048, 10**6), 10**6))
+    assert {1, 2, 256, 512} <= {phase.requests[0].prompt for phase in found if phase.at_once == 1}
+    assert max(phase.at_once for phase in found) == 48
+    assert {phase.at_once for phase in found if sum(phase.requests[0]) == 2048} == {1, 2, 4}
 
 
 def test_small_and_large_loops_are_as_frequent() -> None:

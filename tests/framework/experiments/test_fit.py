@@ -39,7 +39,7 @@ def test_columns_that_say_the_same_or_nothing_are_no_trouble() -> None:
 
 TRUTH = Fit(
     per_step=0.004,
-    token_knots=(0, 8, 32),
+    token_knots=(0, 4, 64),
     per_token=(0.0, 1e-4, 3e-4),
     per_decode=2e-4,
     per_prefill=5e-4,

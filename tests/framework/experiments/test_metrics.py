@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -126,6 +127,19 @@ def test_goodput_counts_what_met_every_limit(rows: list[Row], slo: SLO) -> None:
         duration = max(row.finish for row in finished) - min(row.arrival for row in rows)
         assert found["goodput"] == pytest.approx(len(good) / duration)
         assert found["token_goodput"] == pytest.approx(sum(row.output for row in good) / duration)
+
+
+def test_goodput_worked_by_hand() -> None:
+    """One token has no TPOT that could be too long, and a limit is met by what takes just as long."""
+    one_token = Row(arrival=0.0, scheduled=0.5, first=1.0, finish=1.0, output=1)
+    just_in_time = Row(arrival=0.0, scheduled=0.5, first=1.0, finish=2.0, output=5)
+    too_slow = replace(just_in_time, finish=2.25)
+    aborted = replace(just_in_time, status=RequestStatus.ABORTED)
+    found = metrics_of([one_token, just_in_time, too_slow, aborted], SLO(ttft=1.0, tpot=0.25))
+    assert found["attainment"] == 0.5
+    assert found["attainment_by_slo"] == {"ttft": 0.75, "tpot": 0.5}
+    assert found["goodput"] == pytest.approx(2 / 2.25)
+    assert found["token_goodput"] == pytest.approx(6 / 2.25)
 
 
 @settings(max_examples=40)

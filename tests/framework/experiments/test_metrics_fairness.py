@@ -162,6 +162,20 @@ def test_the_largest_difference_counts_what_was_caught_up_again() -> None:
     assert (found.clients, found.span) == (("a", "b"), (0.0, 2.0))
 
 
+def test_the_difference_is_of_service_by_weight() -> None:
+    """From 0 to 4 both wait; a gets 12 and b 36, three times as much."""
+    rows = [
+        Row(arrival=0.0, scheduled=0.0, first=4.0, finish=4.0, prompt=10, output=1, client="a"),
+        Row(arrival=0.0, scheduled=4.0, first=5.0, finish=5.0, prompt=10, output=1, client="a"),
+        Row(arrival=0.0, scheduled=0.0, first=4.0, finish=4.0, prompt=34, output=1, client="b"),
+        Row(arrival=0.0, scheduled=4.0, first=5.0, finish=5.0, prompt=34, output=1, client="b"),
+    ]
+    equal = fairness(table(rows), client_weights={}, kv_capacity_tokens=None)
+    weighted = fairness(table(rows), client_weights={"b": 3.0}, kv_capacity_tokens=None)
+    assert equal["max_service_difference"] == pytest.approx(24.0)
+    assert weighted["max_service_difference"] == pytest.approx(0.0)
+
+
 def test_service_outside_the_backlogged_span_is_no_difference() -> None:
     """b asks for nothing while a is served."""
     rows = [
@@ -174,8 +188,11 @@ def test_service_outside_the_backlogged_span_is_no_difference() -> None:
 
 
 def test_the_bounds_are_those_of_vtc() -> None:
-    assert vtc_bounds(1000, 4000) == {"vtc_bound": 16000.0, "lower_bound": 8000.0}
-    assert vtc_bounds(9000, 4000) == {"vtc_bound": 18000.0, "lower_bound": 8000.0}
+    equal = np.array([1.0, 1.0])
+    assert vtc_bounds(1000, 4000, equal) == {"vtc_bound": 16000.0, "lower_bound": 8000.0}
+    assert vtc_bounds(9000, 4000, equal) == {"vtc_bound": 18000.0, "lower_bound": 8000.0}
+    assert vtc_bounds(1000, 4000, 2 * equal) == {"vtc_bound": 8000.0, "lower_bound": 4000.0}
+    assert vtc_bounds(1000, 4000, np.array([0.5, 2.0])) == {"vtc_bound": 32000.0, "lower_bound": None}
     rows = [Row(arrival=0.0, scheduled=0.0, first=1.0, finish=2.0, prompt=7, output=3, client=c) for c in "ab"]
     found = fairness(table(rows), client_weights={}, kv_capacity_tokens=100)
     assert (found["batch_tokens"], found["vtc_bound"], found["lower_bound"]) == (100, 400.0, 200.0)

@@ -55,6 +55,18 @@ def test_a_closed_loop_of_more_than_run_at_once_is_backlogged() -> None:
     assert class_of(rows) == "BACKLOGGED"
 
 
+def test_a_long_queue_that_hardly_grows_is_backlogged() -> None:
+    """About a hundred wait from the first tenth on, and a few more at the end."""
+    scheduled = [n + 100.0 + 0.02 * n for n in range(1000)]
+    rows = [
+        Row(arrival=float(n), scheduled=at, first=at + 1.0, finish=at + 1.0, output=1) for n, at in enumerate(scheduled)
+    ]
+    found = saturation(table(rows), INSTANT)
+    quarters = cast("list[float]", found["held_back_by_quarter"])
+    assert quarters == sorted(quarters)
+    assert found["class"] == "BACKLOGGED"
+
+
 def test_all_at_once_is_backlogged_when_they_do_not_all_run() -> None:
     rows = [Row(arrival=0.0, scheduled=float(n), first=n + 1.0, finish=n + 1.0, output=1) for n in range(50)]
     assert class_of(rows) == "BACKLOGGED"

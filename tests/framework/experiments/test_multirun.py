@@ -81,7 +81,9 @@ def test_a_result_of_another_config_is_made_again(tmp_path: Path) -> None:
     path = tmp_path / "0" / "result.json"
     result = json.loads(path.read_text())
     path.write_text(json.dumps({**result, "facts": {"config_hash": "that of an older version"}}))
+    assert ExperimentFolder(tmp_path, plan).is_stale(plan.runs[0])
     assert statuses(made(tmp_path, plan)) == ["finished"]
+    assert not ExperimentFolder(tmp_path, plan).is_stale(plan.runs[0])
 
 
 def test_a_folder_of_another_experiment_is_refused_and_left_as_it_was(tmp_path: Path) -> None:

@@ -21,13 +21,13 @@ BASE = (
     "latency=linear",
     "latency.per_step=0.005",
     "latency.per_token=1e-5",
-    "scheduler.max_num_seqs=8",
+    "scheduler.max_num_seqs=16",
     "scheduler.max_num_batched_tokens=256",
     "kv_cache.block_size=16",
-    "kv_cache.num_blocks=256",  # so few that requests lose their blocks
-    "model.max_model_len=4000",
+    "kv_cache.num_blocks=270",  # so few that requests lose their blocks
+    "model.max_model_len=4300",
 )
-WITHOUT_CONTENT = ("workload=azure_conv", "workload.limit=25", "workload.time_scale=0.05", "workload.clients=3")
+WITHOUT_CONTENT = ("workload=azure_conv", "workload.limit=25", "workload.time_scale=0.01", "workload.clients=3")
 WITH_CONTENT = ("workload=shared_prefix", "workload.limit=25", "workload.arrivals=all_at_once")
 FOLLOW_UPS = ("workload=multi_turn", "workload.limit=25")
 

@@ -67,13 +67,16 @@ def test_a_follow_up_comes_when_the_workload_says_and_counts_for_the_limit() -> 
 
 
 def test_a_follow_up_before_the_end_that_it_follows_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="follow-up of request 0 arrives at 0.5"):
+    with pytest.raises(ConfigError, match=r"follow-up of request 0 arrives at 0\.5"):
         simulated([request(0.0, 1, 2)], follow_ups=lambda ended, end: [request(0.5)])
 
 
 def test_a_next_turn_finds_the_whole_conversation_in_the_cache() -> None:
     def turn(number: int, arrival: float) -> WorkloadRequest:
-        content = [Segment(7, 32), *[part for k in range(number) for part in (Segment(OUTPUT, 17), Segment(100 + k, 15))]]
+        content = [
+            Segment(7, 32),
+            *[part for k in range(number) for part in (Segment(OUTPUT, 17), Segment(100 + k, 15))],
+        ]
         tokens = sum(segment.num_tokens for segment in content)
         return request(arrival, tokens, 17, session="s", content=content)
 
@@ -139,7 +142,9 @@ def test_with_a_linear_step_the_largest_gap_without_preemption_is_that_of_a_full
 
 
 def test_the_gaps_are_those_between_the_tokens_of_each_request() -> None:
-    record = simulated([request(0.0, 1, 3), request(0.0, 3, 2)], "latency=linear", "latency.per_step=1", "latency.per_token=1")
+    record = simulated(
+        [request(0.0, 1, 3), request(0.0, 3, 2)], "latency=linear", "latency.per_step=1", "latency.per_token=1"
+    )
     # Steps of 4, 2 and 1 tokens end at 5, 8 and 10: gaps of 3 for both, and of 2.
     assert sorted(np.repeat(record.gaps.seconds, record.gaps.counts).tolist()) == [2.0, 3.0, 3.0]
 

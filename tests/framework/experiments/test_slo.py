@@ -67,6 +67,17 @@ def test_a_launch_refuses_it(value: str, reason: str) -> None:
         load_engine_config([f"experiment.slo.ttft={value}"])
 
 
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_weight_is_above_0(weight: float) -> None:
+    with pytest.raises(ConfigError, match=r"experiment\.client_weights\.b must be .* above 0, got"):
+        check_experiment(ExperimentConfig(client_weights={"a": 1.0, "b": weight}))
+
+
+def test_weights_of_clients_are_numbers_by_name() -> None:
+    config, _ = load_engine_config(["experiment.client_weights={a: 3, b: 0.5}"])
+    assert config.experiment.client_weights == {"a": 3.0, "b": 0.5}
+
+
 def test_a_config_keeps_what_was_written() -> None:
     config, _ = load_engine_config(["experiment.slo.ttft=500ms", "experiment.slo.tpot=50ms"])
     assert parse_slo(config.experiment.slo) == SLO(ttft=0.5, tpot=0.05)

@@ -142,6 +142,12 @@ def test_servegen_windows_have_their_rate_and_burstiness(
     assert gaps.std() / gaps.mean() == pytest.approx(variation, rel=0.1)
 
 
+def test_a_servegen_gap_goes_on_after_a_silent_window(tmp_path: Path) -> None:
+    """A gap of 417 s that begins at 417 has 183 s before the silence and 233 s after it."""
+    requests = trace_requests(write_servegen(tmp_path, "one", rate=0.0024, shape=1e6))
+    assert [one.arrival for one in requests] == pytest.approx([417, 1433], abs=5)
+
+
 def test_servegen_lengths_are_drawn_from_their_distributions(tmp_path: Path) -> None:
     requests = trace_requests(write_servegen(tmp_path, "one", rate=5.0))
     prompts = [one.num_prompt_tokens for one in requests]

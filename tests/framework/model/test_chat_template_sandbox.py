@@ -88,6 +88,7 @@ def test_b10_a_template_cannot_reach_python(with_template: MakeTokenizer, templa
         assert sign not in rendered
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", BOMBS, ids=lambda template: template[:40])
 def test_b10_a_template_cannot_run_or_grow_without_end(with_template: MakeTokenizer, template: str) -> None:
     tokenizer = with_template(template)

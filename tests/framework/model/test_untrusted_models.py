@@ -227,6 +227,7 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_b6_what_a_model_plants_is_refused_or_does_nothing(results: Results, attack: str, decoder: str) -> None:

@@ -273,6 +273,7 @@ def test_transformers_decoders_too_use_the_file_s_own_memory(tiny_llama_dir: Pat
         assert any(start <= parameter.data_ptr() < end for start, end in ranges), name
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux")
 @pytest.mark.parametrize("decoder", ["fast", "adapter"])
 def test_loading_holds_the_weights_at_most_once_outside_of_the_file(

@@ -13,6 +13,7 @@ from tokenyard.cli import run
 SMALL = ("--num-prompts", "12", "--random-input-len", "20", "--random-output-len", "9", "bench.vocab_size=150")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
     [

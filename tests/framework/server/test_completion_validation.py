@@ -177,6 +177,7 @@ def test_a8_all_keys_that_are_no_ids_are_listed(server: ThreadServer) -> None:
     assert all(part in message for part in ("'abc'", "'x-y'", "'6'"))
 
 
+@pytest.mark.slow
 @TINY
 @given(st.one_of(st.integers(), st.floats(allow_nan=False, allow_infinity=False)))
 @pytest.mark.parametrize("field", ["temperature", "top_p", "repetition_penalty", "presence_penalty"])
@@ -197,6 +198,7 @@ def test_d8_a_number_that_is_none_is_refused(server: ThreadServer, field: str, l
     assert answer.json()["error"]["type"] == "BadRequestError"
 
 
+@pytest.mark.slow
 @TINY
 @given(st.lists(st.integers(min_value=-(2**40), max_value=2**40), min_size=1, max_size=4))
 @pytest.mark.parametrize("field", ["prompt", "stop_token_ids", "allowed_token_ids"])

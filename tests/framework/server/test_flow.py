@@ -154,6 +154,7 @@ def test_a_new_engine_whose_counters_begin_at_nothing_does_not_confuse_the_rate(
     assert 1 <= caught.value.retry_after <= 60
 
 
+@pytest.mark.slow
 def test_a_ticket_that_is_dropped_gives_its_room_back() -> None:
     flow, *_ = make(max_reqs=1)
     ticket: Ticket | None = flow.admit(1)

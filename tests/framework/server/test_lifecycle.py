@@ -113,6 +113,7 @@ def test_2_3_17_sigterm_lets_running_requests_end_and_takes_no_new_ones(long_mod
         assert ended(server) == 0
 
 
+@pytest.mark.slow
 def test_2_3_18_without_a_drain_clients_get_the_end_of_their_streams(long_model: Path) -> None:
     with serving(long_model) as server, reading(server, 4, LONG) as (readers, futures):
         server.process.send_signal(signal.SIGTERM)
@@ -122,6 +123,7 @@ def test_2_3_18_without_a_drain_clients_get_the_end_of_their_streams(long_model:
         assert ended(server) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 def test_2_3_18_a_second_signal_ends_a_drain_at_once(long_model: Path, second: signal.Signals) -> None:
     with serving(long_model, "--shutdown-timeout=600") as server, reading(server, 2, LONG) as (readers, futures):
@@ -135,6 +137,7 @@ def test_2_3_18_a_second_signal_ends_a_drain_at_once(long_model: Path, second: s
         assert ended(server) == 0
 
 
+@pytest.mark.slow
 def test_prc_01_and_prc_02_a_killed_engine_is_told_to_everybody(long_model: Path) -> None:
     """Also 2.3 #2, and SCH-12's half about health."""
     with serving(long_model) as server, reading(server, 3, LONG) as (readers, futures):
@@ -192,6 +195,7 @@ def test_a_signal_to_a_server_whose_engine_is_dead_does_not_hide_that(long_model
         assert ended(server) == 3
 
 
+@pytest.mark.slow
 def test_an_engine_that_dies_in_a_drain_is_no_orderly_end(long_model: Path) -> None:
     with serving(long_model, "--shutdown-timeout=600") as server, reading(server, 2, LONG) as (_, futures):
         engine = engine_of(server)
@@ -222,6 +226,7 @@ def statuses_until_the_end(server: ProcessServer) -> dict[str, set[int]]:
     return seen
 
 
+@pytest.mark.slow
 def test_2_3_2_a_dead_engine_is_started_again_where_that_is_wanted(long_model: Path) -> None:
     with serving(long_model, "--restart-engine") as server:
         text = complete(server)
@@ -236,6 +241,7 @@ def test_2_3_2_a_dead_engine_is_started_again_where_that_is_wanted(long_model: P
         assert ended(server) == 0
 
 
+@pytest.mark.slow
 def test_2_3_3_the_engine_ends_with_a_killed_server(long_model: Path) -> None:
     with serving(long_model) as server, reading(server, 2, LONG) as (_, futures):
         children = psutil.Process(server.process.pid).children(recursive=True)
@@ -246,6 +252,7 @@ def test_2_3_3_the_engine_ends_with_a_killed_server(long_model: Path) -> None:
                 future.result(DEADLINE)
 
 
+@pytest.mark.slow
 def test_a_signal_while_the_engine_starts_ends_the_server(long_model: Path) -> None:
     with server_process([str(long_model), *FLAGS], wait=False) as server:
         wait_for(lambda: len(server.family()) == 2, "no engine is started")
@@ -305,6 +312,7 @@ START_FAILURES: list[tuple[Callable[[Path], list[str]], Sequence[str]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "pieces"), START_FAILURES, ids=[make.__name__ for make, _ in START_FAILURES])
 def test_prc_08_and_2_3_19_a_start_that_fails_says_why_and_leaves_nothing(
     tiny_llama_dir: Path, tmp_path: Path, make: Callable[[Path], list[str]], pieces: Sequence[str]
@@ -318,6 +326,7 @@ def test_prc_08_and_2_3_19_a_start_that_fails_says_why_and_leaves_nothing(
     assert "Traceback" not in log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 16])
 def test_2_3_19_a_disk_that_is_full_is_one_line_with_advice(tiny_llama_dir: Path, size: int) -> None:
     """No file of more than so many bytes can be written: not in TMPDIR, not in /tmp, nowhere."""

@@ -149,6 +149,7 @@ def test_2_3_19_a_busy_port_ends_the_command_before_the_model_is_looked_for(tmp_
         assert "no-model" not in server.log
 
 
+@pytest.mark.slow
 def test_e5_a_server_that_everybody_can_reach_without_a_key_warns_in_a_box(tmp_path: Path) -> None:
     arguments = [str(tmp_path / "no-model"), "--host=0.0.0.0"]
     for keys, expected in [({}, 1), ({"TOKENYARD_API_KEY": "a-key"}, 0)]:

@@ -93,6 +93,7 @@ async def answer(client: openai.AsyncOpenAI, asked: Asked) -> object:
     return choices, usage.completion_tokens
 
 
+@pytest.mark.slow
 def test_64_requests_at_once_are_each_answered_as_if_they_were_alone(server: ThreadServer) -> None:
     requests = random_requests()
 

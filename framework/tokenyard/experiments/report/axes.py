@@ -37,8 +37,8 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, str]:
 def find_axes(runs: Sequence[Configured]) -> tuple[str, ...]:
     """The keys that tell the runs' configs apart, without the seed: those of overrides first, as they were given.
 
-    A component that follows from other axes is none of its own: `workload=azure_conv` names `workload=trace`. Neither is
-    an override in which runs differ whose configs are the same.
+    A component that follows from other axes is none of its own: `workload=azure_conv` names `workload=trace`. Neither
+    is an override in which runs differ whose configs are the same.
     """
     given = dict.fromkeys(key for one in runs for key in one.overrides)
     axes = [key for key in given if not _is_uncompared(key) and _differs(key, runs) and not _says_nothing(key, runs)]
@@ -79,13 +79,15 @@ def _differs(key: str, runs: Sequence[Configured]) -> bool:
 def _says_nothing(key: str, runs: Sequence[Configured]) -> bool:
     """Whether runs of one config have several values: some were given what is the default anyway."""
     values: dict[str, str] = {}
-    return any(
-        values.setdefault(one.components[CONFIG], value) != value for one in runs for value in [axis_value(key, one)]
-    )
+    for one in runs:
+        value = axis_value(key, one)
+        if values.setdefault(one.components[CONFIG], value) != value:
+            return True
+    return False
 
 
 def _follows(key: str, axes: Sequence[str], runs: Sequence[Configured]) -> bool:
-    """Whether the values on `axes` tell the one of `key`; where it stands for much else, only together with the seed."""
+    """Whether the values on `axes` tell the one of `key`; a hash, which depends on the seed, together with that."""
     known: dict[tuple[object, ...], str] = {}
     for one in runs:
         given = (one.seed if key in (CONFIG, COMMIT) else 0, *(axis_value(axis, one) for axis in axes))

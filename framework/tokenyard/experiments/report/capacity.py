@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from tokenyard.experiments.metrics_goodput import ATTAINMENT as SHARE
 from tokenyard.experiments.metrics_goodput import HighestRate, highest_rate
-from tokenyard.experiments.report.layout import Layout, Point
 from tokenyard.experiments.report.measures import ATTAINMENT
 from tokenyard.experiments.report.numbers import number_text
 from tokenyard.experiments.report.tables import Cell, Table
+
+if TYPE_CHECKING:
+    from tokenyard.experiments.report.layout import Layout, Point
 
 
 def capacity_table(layout: Layout) -> Table | None:

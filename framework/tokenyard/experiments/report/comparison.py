@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from tokenyard.experiments.report.layout import Layout, Point
 from tokenyard.experiments.report.measures import Better, Measure
-from tokenyard.experiments.report.runs import Run
 from tokenyard.experiments.report.statistics import Difference, paired
+
+if TYPE_CHECKING:
+    from tokenyard.experiments.report.layout import Layout, Point
+    from tokenyard.experiments.report.runs import Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,8 +116,14 @@ def _gantt(table: RequestTable) -> Gantt:
         spans = table.arrival[GANTT_REQUESTS - 1 :] - table.arrival[: 1 - GANTT_REQUESTS]
         first = int(np.argmin(spans))
     rows = slice(first, first + GANTT_REQUESTS)
-    columns = (table.id, table.arrival, table.first_scheduled, table.first_token, table.finish, table.preemptions)
-    return Gantt(*(column[rows].copy() for column in columns))
+    return Gantt(
+        ids=table.id[rows].copy(),  # a view would keep the whole column
+        arrival=table.arrival[rows].copy(),
+        first_scheduled=table.first_scheduled[rows].copy(),
+        first_token=table.first_token[rows].copy(),
+        finish=table.finish[rows].copy(),
+        preemptions=table.preemptions[rows].copy(),
+    )
 
 
 def _load(steps: StepTable) -> Load:
@@ -129,6 +135,6 @@ def _load(steps: StepTable) -> Load:
 
     def mean(values: NDArray[np.int32]) -> NDArray[np.float64]:
         sums = np.bincount(bins, weights=values, minlength=NUM_TIMES)
-        return np.divide(sums, count, out=np.full(NUM_TIMES, np.nan), where=count > 0)
+        return np.where(count > 0, sums / np.maximum(count, 1), np.nan)
 
     return Load((edges[:-1] + edges[1:]) / 2, mean(steps.used_blocks), most, mean(steps.waiting))

@@ -6,10 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from tokenyard.errors import UserError, did_you_mean
 from tokenyard.experiments.report.axes import axis_value, find_axes, is_load, is_loop, is_workload
-from tokenyard.experiments.report.runs import Run
+
+if TYPE_CHECKING:
+    from tokenyard.experiments.report.runs import Run
 
 Point = tuple[str, ...]
 """Values on some axes."""

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokenyard.experiments.report.layout import Layout
-from tokenyard.experiments.report.tables import Table
-
 if TYPE_CHECKING:
     from jinja2 import Template
+
+    from tokenyard.experiments.report.layout import Layout
+    from tokenyard.experiments.report.tables import Table
 
 _FACTS = ("tokenyard", "plugin_api", "commit", "engine", "executor", "target", "python", "numpy")
 

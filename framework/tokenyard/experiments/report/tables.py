@@ -8,13 +8,16 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tokenyard.experiments.report.comparison import Comparison
-from tokenyard.experiments.report.layout import Layout
 from tokenyard.experiments.report.measures import HEADLINES, MEASURES, Measure
 from tokenyard.experiments.report.numbers import estimate_text, number_text, percent_text, ratio_text
-from tokenyard.experiments.report.runs import Run
 from tokenyard.experiments.report.statistics import estimate
+
+if TYPE_CHECKING:
+    from tokenyard.experiments.report.comparison import Comparison
+    from tokenyard.experiments.report.layout import Layout
+    from tokenyard.experiments.report.runs import Run
 
 Cell = str | int | float | None
 
@@ -86,7 +89,7 @@ def comparison_table(layout: Layout, comparisons: Sequence[Comparison]) -> Table
         rows.append((*one.condition, one.measure.name, one.measure.unit, base, other, *values, *ends))
         means = (number_text(found.base), number_text(found.other), estimate_text(difference, is_signed=True))
         told = (percent_text(found.relative), ratio_text(found.ratio), str(difference.count), one.verdict)
-        shown.append((*one.condition, one.measure.title, f"{other} – {base}", *means, *told))
+        shown.append((*one.condition, one.measure.title, f"{other} minus {base}", *means, *told))
     axes = layout.condition_axes
     columns = (*axes, *_COMPARED, *_COMPARED_ENDS)
     title = "Differences, paired by seed, ± half of the 95 % interval"

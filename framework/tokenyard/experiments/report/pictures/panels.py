@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from tokenyard.experiments.report.layout import Layout, Point
 from tokenyard.experiments.report.pictures.style import GREY, MAX_LINES, MAX_PANELS, Look, look
+
+if TYPE_CHECKING:
+    from tokenyard.experiments.report.layout import Layout, Point
 
 
 class Line(NamedTuple):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
@@ -15,9 +16,10 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
+Dash = Literal["-", "--", ":", "-."]
 # Okabe and Ito's palette, without its yellow, which is too light for a line on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4D4D4D")
-DASHES = ("-", "--", ":", "-.")
+DASHES: tuple[Dash, ...] = ("-", "--", ":", "-.")
 GREY, INK, FAINT = "#BBBBBB", "#333333", "#E6E6E6"
 MAX_LINES = len(COLOURS)  # in one panel; more settings get a panel each
 MAX_PANELS = 24
@@ -25,7 +27,7 @@ _LOG_FROM = 25.0  # an axis whose largest value is so many times its smallest is
 
 _LINE_POINTS = 11.0  # from one label to the next
 
-_SETTINGS = {
+_SETTINGS: Mapping[str, object] = {
     "font.size": 9,
     "axes.titlesize": 9,
     "axes.titlelocation": "left",
@@ -68,7 +70,7 @@ class Look(NamedTuple):
     """Of a line."""
 
     colour: str
-    dash: str
+    dash: Dash
 
 
 def look(number: int) -> Look:
@@ -76,9 +78,10 @@ def look(number: int) -> Look:
     return Look(COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)])
 
 
-def styled() -> rc_context:
+def styled() -> AbstractContextManager[None]:
     """Within it, figures are made and written."""
-    return rc_context(_SETTINGS)  # type: ignore[arg-type]
+    settings: dict[Any, Any] = dict(_SETTINGS)  # matplotlib lists the names of all settings as a type
+    return rc_context(settings)
 
 
 def make_panels(
