@@ -8,8 +8,8 @@ lengths (log-normal, medians of 150 and 100 tokens); `--rate` requests come with
 between prompts. Without a prefix cache a victim loses all that it has computed. With one it may find its own blocks
 again when it comes back, and whoever has just lost them has the best chance.
 
-Prints a table in Markdown, means over the seeds, and one JSON line last. Code 1: at some number of blocks, with a prefix
-cache or without, the policy made at least as many tokens be computed again as the base.
+Prints a table in Markdown, means over the seeds, and one JSON line last. Code 1: at some number of blocks, with a
+prefix cache or without, the policy made at least as many tokens be computed again as the base.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def is_within_bar(row: Row) -> bool:
 
 
 def print_rows(rows: Sequence[Row], base: str, policy: str, num_seeds: int) -> None:
-    print(f"| prefix cache | blocks | {base}: again | {policy}: again | saved | tax | preemptions | steps | better seeds |")
+    print(f"| prefix cache | blocks | {base}: again | {policy}: again | saved | tax | preemptions | steps | better |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for row in rows:
         cells = (

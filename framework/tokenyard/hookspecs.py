@@ -56,7 +56,7 @@ class TokenyardHooks(Protocol):
 
         @hookimpl
         def tokenyard_engine_cores():
-            yield EngineCoreDescriptor(name="eager", api_version=(1, 6), factory=build_eager_loop)
+            yield EngineCoreDescriptor(name="eager", api_version=(1, 7), factory=build_eager_loop)
         """
 
     @hookspec
@@ -65,7 +65,7 @@ class TokenyardHooks(Protocol):
 
         @hookimpl
         def tokenyard_schedulers():
-            yield SchedulerDescriptor(name="static", api_version=(1, 6), factory=build_static, takes_policy=False)
+            yield SchedulerDescriptor(name="static", api_version=(1, 7), factory=build_static, takes_policy=False)
         """
 
     @hookspec
@@ -74,7 +74,7 @@ class TokenyardHooks(Protocol):
 
         @hookimpl
         def tokenyard_policies():
-            yield PolicyDescriptor(name="sjf", api_version=(1, 6), options_type=SJFOptions, factory=build_sjf)
+            yield PolicyDescriptor(name="sjf", api_version=(1, 7), options_type=SJFOptions, factory=build_sjf)
         """
 
     @hookspec
@@ -83,7 +83,7 @@ class TokenyardHooks(Protocol):
 
         @hookimpl
         def tokenyard_kv_cache_managers():
-            yield KVCacheManagerDescriptor(name="radix", api_version=(1, 6), factory=build_radix)
+            yield KVCacheManagerDescriptor(name="radix", api_version=(1, 7), factory=build_radix)
         """
 
     @hookspec
@@ -93,7 +93,7 @@ class TokenyardHooks(Protocol):
         @hookimpl
         def tokenyard_attention_backends():
             yield AttentionBackendDescriptor(
-                name="my_kernel", api_version=(1, 6), factory=build, supports=supports, requires=needs_gpu
+                name="my_kernel", api_version=(1, 7), factory=build, supports=supports, requires=needs_gpu
             )
         """
 
@@ -103,7 +103,7 @@ class TokenyardHooks(Protocol):
 
         @hookimpl
         def tokenyard_executors():
-            yield ExecutorDescriptor(name="cluster", api_version=(1, 6), factory=build_cluster)
+            yield ExecutorDescriptor(name="cluster", api_version=(1, 7), factory=build_cluster)
         """
 
     @hookspec
@@ -113,7 +113,7 @@ class TokenyardHooks(Protocol):
         @hookimpl
         def tokenyard_components():
             yield ComponentDescriptor(
-                component_kind="eviction", name="lfu", api_version=(1, 6), factory=build_lfu
+                component_kind="eviction", name="lfu", api_version=(1, 7), factory=build_lfu
             )
         """
 
@@ -125,7 +125,7 @@ class TokenyardHooks(Protocol):
 
         @hookimpl
         def tokenyard_observers():
-            yield ObserverDescriptor(name="csv_log", api_version=(1, 6), factory=build_csv_log)
+            yield ObserverDescriptor(name="csv_log", api_version=(1, 7), factory=build_csv_log)
         """
 
 

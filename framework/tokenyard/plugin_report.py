@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, Field, asdict, dataclass, fields
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from tokenyard.catalogue import Catalogue, Entry, Provider, format_api
-from tokenyard.descriptors import AttentionBackendDescriptor
+from tokenyard.descriptors import AttentionBackendDescriptor, PolicyDescriptor
 from tokenyard.errors import PluginError, did_you_mean
 
 if TYPE_CHECKING:
@@ -206,6 +207,9 @@ def _entry_notes(entry: Entry, platform: Platform) -> Iterator[str]:
     if options := fields(descriptor.options_type):  # type: ignore[arg-type]
         prefix = _OPTION_PREFIX.get(entry.kind, f"{entry.kind}.")
         yield "options: " + ", ".join(f"{prefix}{option.name}{_default(option)}" for option in options)
+    if isinstance(descriptor, PolicyDescriptor) and (hints := fields(descriptor.metadata_type)):
+        told = (f"{hint.name}: {_type(hint)}{_default(hint)}" for hint in hints)
+        yield f"hints of a request, besides those that any scheduler takes: {', '.join(told)}"
     if isinstance(descriptor, AttentionBackendDescriptor):
         rank = descriptor.auto_rank
         yield "never taken by `attention=auto`" if rank is None else f"`attention=auto` tries it at rank {rank}"
@@ -214,6 +218,10 @@ def _entry_notes(entry: Entry, platform: Platform) -> Iterator[str]:
     elif platform.device_type not in descriptor.tested_on:
         tested = ", ".join(sorted(descriptor.tested_on))
         yield f"never ran on a {platform.device_type} device: tested on {tested} only"
+
+
+def _type(option: Field[object]) -> str:
+    return option.type if isinstance(option.type, str) else inspect.formatannotation(option.type)
 
 
 def _default(option: Field[object]) -> str:

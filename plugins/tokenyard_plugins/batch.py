@@ -22,7 +22,7 @@ def _make(options: NoOptions, context: SchedulerContext) -> Scheduler:
 def tokenyard_schedulers() -> Iterator[SchedulerDescriptor[NoOptions]]:
     yield SchedulerDescriptor(
         name="batch",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="continuous batching under one token budget, steered by a policy",
         factory=_make,
         takes_policy=True,

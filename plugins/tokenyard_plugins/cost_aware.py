@@ -54,7 +54,7 @@ def _score(request: RequestView, view: SchedulerView) -> float:
 def tokenyard_policies() -> Iterator[PolicyDescriptor[CostAwareOptions]]:
     yield PolicyDescriptor(
         name="cost-aware",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="first come, first served; blocks are taken where each costs least, and from nobody who ends soon",
         options_type=CostAwareOptions,
         factory=CostAwarePolicy,

@@ -86,7 +86,7 @@ def _num_common(prefixes: Sequence[Sequence[bytes]], depth: int) -> int:
 def tokenyard_policies() -> Iterator[PolicyDescriptor[DFSWeightOptions]]:
     yield PolicyDescriptor(
         name="dfs-weight",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="requests that begin alike one after the other, the most common beginnings first",
         options_type=DFSWeightOptions,
         factory=DFSWeightPolicy,

@@ -82,7 +82,7 @@ def _dues(request: RequestView) -> tuple[float, float]:
 def tokenyard_policies() -> Iterator[PolicyDescriptor[EDFOptions]]:
     yield PolicyDescriptor(
         name="edf",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="the earliest deadline first, optionally displacing later ones, or rejecting what would be late",
         options_type=EDFOptions,
         factory=lambda options, context: (PreemptiveEDFPolicy if options.preempt else EDFPolicy)(options, context),

@@ -40,7 +40,7 @@ def tokenyard_components() -> Iterator[ComponentDescriptor[NoOptions]]:
     yield ComponentDescriptor(
         component_kind="eviction",
         name="fifo",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="what was written first goes first",
         factory=_make,
     )

@@ -62,7 +62,7 @@ def tokenyard_components() -> Iterator[ComponentDescriptor[LFUOptions]]:
     yield ComponentDescriptor(
         component_kind="eviction",
         name="lfu",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="what was hit least goes first, with ageing",
         options_type=LFUOptions,
         factory=_make,

@@ -23,7 +23,7 @@ def tokenyard_components() -> Iterator[ComponentDescriptor[NoOptions]]:
     yield ComponentDescriptor(
         component_kind="eviction",
         name="lru",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="what was used longest ago goes first",
         factory=_make,
     )

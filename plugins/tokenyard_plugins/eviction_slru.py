@@ -83,7 +83,7 @@ def tokenyard_components() -> Iterator[ComponentDescriptor[SLRUOptions]]:
     yield ComponentDescriptor(
         component_kind="eviction",
         name="slru",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="what was never hit goes first, then what was hit longest ago",
         options_type=SLRUOptions,
         factory=_make,

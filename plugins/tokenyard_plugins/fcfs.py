@@ -23,4 +23,4 @@ def _make(options: NoOptions, context: PolicyContext) -> SchedulingPolicy:
 
 @hookimpl
 def tokenyard_policies() -> Iterator[PolicyDescriptor[NoOptions]]:
-    yield PolicyDescriptor(name="fcfs", api_version=(1, 6), summary="first come, first served", factory=_make)
+    yield PolicyDescriptor(name="fcfs", api_version=(1, 7), summary="first come, first served", factory=_make)

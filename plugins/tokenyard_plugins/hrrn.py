@@ -55,7 +55,7 @@ class HRRNPolicy(SchedulingPolicy):
 def tokenyard_policies() -> Iterator[PolicyDescriptor[HRRNOptions]]:
     yield PolicyDescriptor(
         name="hrrn",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="highest ratio of waiting, in tokens, to uncached tokens first",
         options_type=HRRNOptions,
         factory=HRRNPolicy,

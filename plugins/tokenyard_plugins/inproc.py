@@ -21,5 +21,5 @@ def _make(options: NoOptions, context: ExecutorContext) -> Executor:
 @hookimpl
 def tokenyard_executors() -> Iterator[ExecutorDescriptor[NoOptions]]:
     yield ExecutorDescriptor(
-        name="inproc", api_version=(1, 6), summary="one worker in the engine's own process", factory=_make
+        name="inproc", api_version=(1, 7), summary="one worker in the engine's own process", factory=_make
     )

@@ -45,7 +45,7 @@ def tokenyard_components() -> Iterator[ComponentDescriptor[ConstantOptions]]:
     yield ComponentDescriptor(
         component_kind="latency",
         name="constant",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="seconds of a step: always the same",
         options_type=ConstantOptions,
         factory=_make,

@@ -60,7 +60,7 @@ def tokenyard_components() -> Iterator[ComponentDescriptor[LinearOptions]]:
     yield ComponentDescriptor(
         component_kind="latency",
         name="linear",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="seconds of a step: a constant, and so much for each token and for each K/V token that a decode reads",
         options_type=LinearOptions,
         factory=_make,

@@ -60,7 +60,7 @@ class LeastComputedPolicy(SchedulingPolicy):
 def tokenyard_policies() -> Iterator[PolicyDescriptor[LeastComputedOptions]]:
     yield PolicyDescriptor(
         name="least-computed",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="first come, first served; who has computed least gives up its blocks",
         options_type=LeastComputedOptions,
         factory=LeastComputedPolicy,

@@ -57,7 +57,7 @@ class LongestFirstPolicy(SchedulingPolicy):
 def tokenyard_policies() -> Iterator[PolicyDescriptor[LongestFirstOptions]]:
     yield PolicyDescriptor(
         name="longest-first",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="longest job first, by prompt and predicted output: a bound to compare with",
         options_type=LongestFirstOptions,
         factory=LongestFirstPolicy,

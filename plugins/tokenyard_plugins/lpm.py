@@ -67,7 +67,7 @@ class LPMPolicy(SchedulingPolicy):
 def tokenyard_policies() -> Iterator[PolicyDescriptor[LPMOptions]]:
     yield PolicyDescriptor(
         name="lpm",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="the longest cached prefix first, and duplicates of what is being computed wait for it",
         options_type=LPMOptions,
         factory=LPMPolicy,

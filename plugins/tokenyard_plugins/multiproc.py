@@ -34,7 +34,7 @@ def _make(options: MultiprocOptions, context: ExecutorContext) -> Executor:
 def tokenyard_executors() -> Iterator[ExecutorDescriptor[MultiprocOptions]]:
     yield ExecutorDescriptor(
         name="multiproc",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="a worker process a rank; executor.tensor_parallel_size ranks share the model",
         factory=_make,
         options_type=MultiprocOptions,

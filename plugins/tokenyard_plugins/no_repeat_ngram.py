@@ -87,7 +87,7 @@ def tokenyard_components() -> Iterator[ComponentDescriptor[NoRepeatNgramOptions]
     yield ComponentDescriptor(
         component_kind="logits_processor",
         name="no_repeat_ngram",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="no sequence of n tokens comes twice; n from extra_args or an option",
         options_type=NoRepeatNgramOptions,
         factory=_make,

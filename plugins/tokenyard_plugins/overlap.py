@@ -24,7 +24,7 @@ def _make(options: NoOptions, context: EngineCoreContext) -> EngineCore:
 def tokenyard_engine_cores() -> Iterator[EngineCoreDescriptor[NoOptions]]:
     yield EngineCoreDescriptor(
         name="overlap",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="step n+1 is scheduled while step n executes; same tokens as sync",
         factory=_make,
         steps_in_flight=STEPS_IN_FLIGHT,

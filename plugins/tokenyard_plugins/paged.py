@@ -31,7 +31,7 @@ def _make(options: NoOptions, context: KVCacheManagerContext) -> KVCacheManager:
 def tokenyard_kv_cache_managers() -> Iterator[KVCacheManagerDescriptor[NoOptions]]:
     yield KVCacheManagerDescriptor(
         name="paged",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="reference-counted blocks per KV group, prefix cache by chained sha256, any eviction rule",
         factory=_make,
     )

@@ -29,7 +29,7 @@ def tokenyard_components() -> Iterator[ComponentDescriptor[NoOptions]]:
     yield ComponentDescriptor(
         component_kind="predictor",
         name="max_tokens",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="output lengths: the request's own limit",
         factory=_make,
     )

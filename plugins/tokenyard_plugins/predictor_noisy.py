@@ -80,7 +80,7 @@ def tokenyard_components() -> Iterator[ComponentDescriptor[NoisyOptions]]:
     yield ComponentDescriptor(
         component_kind="predictor",
         name="noisy",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="output lengths: the truth times a lognormal error of a chosen size",
         options_type=NoisyOptions,
         factory=_make,

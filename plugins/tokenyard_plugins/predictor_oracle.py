@@ -37,7 +37,7 @@ def tokenyard_components() -> Iterator[ComponentDescriptor[NoOptions]]:
     yield ComponentDescriptor(
         component_kind="predictor",
         name="oracle",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="output lengths: the truth, where a workload tells it",
         factory=_make,
     )

@@ -63,7 +63,7 @@ def tokenyard_components() -> Iterator[ComponentDescriptor[PromptOptions]]:
     yield ComponentDescriptor(
         component_kind="predictor",
         name="prompt",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="output lengths: in proportion to the prompt, corrected by those that ended if asked to",
         options_type=PromptOptions,
         factory=_make,

@@ -51,7 +51,7 @@ def _check(context: KVCacheManagerContext) -> None:
 def tokenyard_kv_cache_managers() -> Iterator[KVCacheManagerDescriptor[NoOptions]]:
     yield KVCacheManagerDescriptor(
         name="radix",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="reference-counted blocks, prefix cache as a tree, the least recently used leaf is evicted",
         factory=_make,
     )

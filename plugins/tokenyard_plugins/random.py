@@ -42,7 +42,7 @@ class RandomPolicy(SchedulingPolicy):
 def tokenyard_policies() -> Iterator[PolicyDescriptor[NoOptions]]:
     yield PolicyDescriptor(
         name="random",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="in random order, drawn at arrival: a bound to compare with",
         factory=RandomPolicy,
     )

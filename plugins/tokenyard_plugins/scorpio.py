@@ -83,7 +83,7 @@ def _seconds(level: ServiceLevel | None) -> tuple[float, float]:
 def tokenyard_policies() -> Iterator[PolicyDescriptor[ScorpioOptions]]:
     yield PolicyDescriptor(
         name="scorpio",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="earliest first token due first; lets in, and gives prefills, only what keeps service levels",
         options_type=ScorpioOptions,
         factory=ScorpioPolicy,

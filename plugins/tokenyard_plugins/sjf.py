@@ -70,7 +70,7 @@ class SJFPolicy(SchedulingPolicy):
 def tokenyard_policies() -> Iterator[PolicyDescriptor[SJFOptions]]:
     yield PolicyDescriptor(
         name="sjf",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="shortest job first, by prompt and predicted output, with optional ageing",
         options_type=SJFOptions,
         factory=SJFPolicy,

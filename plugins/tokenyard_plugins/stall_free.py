@@ -69,7 +69,7 @@ class StallFreePolicy(SchedulingPolicy):
 def tokenyard_policies() -> Iterator[PolicyDescriptor[StallFreeOptions]]:
     yield PolicyDescriptor(
         name="stall-free",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="first come, first served; prompts in chunks that keep each step below a target time",
         options_type=StallFreeOptions,
         factory=StallFreePolicy,

@@ -148,7 +148,7 @@ def _make(options: StepLoggerOptions, context: ObserverContext) -> Observer:
 def tokenyard_observers() -> Iterator[ObserverDescriptor[StepLoggerOptions]]:
     yield ObserverDescriptor(
         name="step_logger",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="a line a step: rows, tokens, who waits and why, free blocks, time",
         options_type=StepLoggerOptions,
         factory=_make,

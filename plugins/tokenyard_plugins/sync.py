@@ -21,5 +21,5 @@ def _make(options: NoOptions, context: EngineCoreContext) -> EngineCore:
 @hookimpl
 def tokenyard_engine_cores() -> Iterator[EngineCoreDescriptor[NoOptions]]:
     yield EngineCoreDescriptor(
-        name="sync", api_version=(1, 6), summary="schedule, execute, update: one step at a time", factory=_make
+        name="sync", api_version=(1, 7), summary="schedule, execute, update: one step at a time", factory=_make
     )

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ from tokenyard.cli.arguments import Given, Parser, parse
 from tokenyard.cli.bench_serve_flags import parse_serve
 from tokenyard.errors import ConfigError
 from tokenyard.launch.compose import compose_config
+from tokenyard.launch.hydra_jobs import split_hydra_overrides
+from tokenyard.launch.sweep import expand_sweeps
 from tokenyard.platform import Platform
 from tokenyard.plugin_report import describe
 
@@ -96,6 +99,9 @@ def given(arguments: list[str]) -> Given:
     if arguments[:2] == ["bench", "serve"]:  # has flags of its own
         return parse_serve(bench.command_parser("serve"), arguments[1:])
     parser: Parser = importlib.import_module(f"tokenyard.cli.{name.replace('-', '_')}").command_parser()
+    if name == "experiment":  # one of its runs stands for all
+        command = parse(parser, split_hydra_overrides(arguments[1:]).others)
+        return replace(command, overrides=expand_sweeps(command.overrides)[0][0])
     return parse(parser, arguments[1:])
 
 

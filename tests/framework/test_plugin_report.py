@@ -125,6 +125,20 @@ def test_an_explanation_lists_the_options_with_their_defaults() -> None:
     )
 
 
+def test_an_explanation_lists_a_policys_own_hints_with_their_types() -> None:
+    @dataclass(frozen=True)
+    class Ticket:
+        task: str | None = None
+        tiles: tuple[int, ...] = ()
+
+    described = replace(policy("sjf"), metadata_type=Ticket)
+    (verdict,) = explain(Catalogue([entry(described)]), "sjf", CPUOnly()).verdicts
+    (note,) = [note for note in verdict.notes if note.startswith("hints of a request")]
+    assert note.endswith("task: str | None = None, tiles: tuple[int, ...] = ()")
+    (plain,) = explain(Catalogue([entry(policy("sjf"))]), "sjf", CPUOnly()).verdicts
+    assert not any("hints" in note for note in plain.notes)
+
+
 def test_an_explanation_says_that_code_never_ran_on_this_kind_of_device() -> None:
     text = str(explain(one_of_each(), "sjf", WithGPU()))
     assert "never ran on a cuda device: tested on cpu only" in text

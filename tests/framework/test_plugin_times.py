@@ -70,8 +70,8 @@ def slow_engine(timer: HandTimer, *overrides: str) -> EngineHarness:
         return SlowObserver(timer)
 
     catalogue = catalogue_with(
-        PolicyDescriptor(name="slow", api_version=(1, 6), factory=make_policy),
-        ObserverDescriptor(name="watcher", api_version=(1, 6), factory=make_observer),
+        PolicyDescriptor(name="slow", api_version=(1, 7), factory=make_policy),
+        ObserverDescriptor(name="watcher", api_version=(1, 7), factory=make_observer),
     )
     return EngineHarness(["scheduler=slow", "observers=[watcher]", *overrides], catalogue=catalogue)
 
@@ -139,7 +139,7 @@ class Asking(SchedulingPolicy):
 
 
 def test_predictor_latency_model_and_eviction_rule_are_told_by_their_names() -> None:
-    descriptor = PolicyDescriptor(name="asking", api_version=(1, 6), factory=lambda options, context: Asking())
+    descriptor = PolicyDescriptor(name="asking", api_version=(1, 7), factory=lambda options, context: Asking())
     given = ["scheduler=asking", "scheduler.predictor=prompt", "latency=constant", "latency.per_step=1"]
     engine = EngineHarness([*given, "plugins.budget_us=1e9"], catalogue=catalogue_with(descriptor))
     run_to_the_end(engine, 40)

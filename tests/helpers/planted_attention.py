@@ -170,7 +170,7 @@ class Right(AttentionBackend):
 def backend(make: type[Right], name: str = "planted", **changes: object) -> AttentionBackendDescriptor[NoOptions]:
     return AttentionBackendDescriptor(
         name=name,
-        api_version=(1, 6),
+        api_version=(1, 7),
         factory=lambda options, context: make(context),
         supports=make.supports,
         **changes,  # type: ignore[arg-type]

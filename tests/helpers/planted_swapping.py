@@ -122,5 +122,5 @@ def manager(make: Callable[..., KVCacheManager]) -> KVCacheManagerDescriptor[NoO
         )
 
     return dataclasses.replace(
-        KVCacheManagerDescriptor(name="planted", api_version=(1, 6), factory=factory), summary=make.__name__
+        KVCacheManagerDescriptor(name="planted", api_version=(1, 7), factory=factory), summary=make.__name__
     )

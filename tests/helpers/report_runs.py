@@ -48,7 +48,7 @@ def queue_record(seed: int, *, slowness: float, time_scale: float, num_requests:
         start=start,
         end=finish,
         running=ones,
-        waiting=(numbers % 4).astype(np.int32),
+        waiting=(numbers % 4 / time_scale**9).astype(np.int32),
         prefill_tokens=table.prompt,
         decode_tokens=9 * ones,
         used_blocks=(7 * ones).astype(np.int32),

@@ -42,11 +42,6 @@ class TestMultiTurnInARow(WorkloadContract):
     overrides = ("workload=multi_turn", "workload.think_time=0", "workload.max_prompt=600")
 
 
-class TestClients(WorkloadContract):
-    overrides = ("workload=clients",)
-    long = ("workload.num_requests=20000",)
-
-
 class TestClientsWhoChangePlaces(WorkloadContract):
     overrides = ("workload=clients_shift",)
 
@@ -57,3 +52,4 @@ class TestClientsByWeight(WorkloadContract):
         "workload.rate=10",
         "workload.members=[{name: a, weight: 1, deadline: 60}, {name: b, weight: 3, start: 5, priority: 1}]",
     )
+    long = ("workload.num_requests=20000",)

@@ -114,7 +114,7 @@ class Ignorant(SchedulingPolicy):
 def harness_with(policy: type[SchedulingPolicy], *overrides: str) -> EngineHarness:
     descriptor = PolicyDescriptor(
         name="timed",
-        api_version=(1, 6),
+        api_version=(1, 7),
         factory=lambda options, context: policy(context) if policy is Timing else policy(),
     )
     return EngineHarness(["scheduler=timed", *overrides], catalogue=catalogue_with(descriptor))

@@ -73,7 +73,7 @@ class Asking(SchedulingPolicy):
 
 def asking(predictor: str, *overrides: str) -> tuple[EngineHarness, Asking]:
     policy = Asking()
-    descriptor = PolicyDescriptor(name="asking", api_version=(1, 6), factory=lambda options, context: policy)
+    descriptor = PolicyDescriptor(name="asking", api_version=(1, 7), factory=lambda options, context: policy)
     choices = ["scheduler=asking", f"scheduler.predictor={predictor}", *overrides]
     return EngineHarness(choices, catalogue=catalogue_with(descriptor)), policy
 

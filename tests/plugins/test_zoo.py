@@ -117,7 +117,7 @@ def test_each_decision_point_has_an_example_that_runs() -> None:
         takes_context = "__init__" in vars(kind)
         descriptor = PolicyDescriptor(
             name="example",
-            api_version=(1, 6),
+            api_version=(1, 7),
             factory=lambda options, context, kind=kind, takes=takes_context: kind(*((context,) if takes else ())),
         )
         overrides = ["scheduler=example", "kv_cache.num_blocks=12", "kv_cache.block_size=4", "scheduler.max_num_seqs=3"]

@@ -29,7 +29,7 @@ def _build(options: NoOptions, context: AttentionBackendContext) -> AttentionBac
 def tokenyard_attention_backends() -> Iterator[AttentionBackendDescriptor[NoOptions]]:
     yield AttentionBackendDescriptor(
         name="cpu_native",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="paged attention on a CPU in C++, compiled at first use; without a compiler, torch_native",
         factory=_build,
         supports=_supports,

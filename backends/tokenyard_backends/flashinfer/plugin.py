@@ -75,7 +75,7 @@ def _build(options: FlashInferOptions, context: AttentionBackendContext) -> Atte
 def tokenyard_attention_backends() -> Iterator[AttentionBackendDescriptor[FlashInferOptions]]:
     yield AttentionBackendDescriptor(
         name="flashinfer",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="FlashInfer's paged kernels on NVIDIA GPUs, planned once a step; its package is an extra",
         options_type=FlashInferOptions,
         factory=_build,

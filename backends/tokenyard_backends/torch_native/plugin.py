@@ -29,7 +29,7 @@ def _build(options: NoOptions, context: AttentionBackendContext) -> AttentionBac
 def tokenyard_attention_backends() -> Iterator[AttentionBackendDescriptor[NoOptions]]:
     yield AttentionBackendDescriptor(
         name="torch_native",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="paged attention from torch's own operators: any device, nothing to compile",
         factory=_build,
         supports=_supports,

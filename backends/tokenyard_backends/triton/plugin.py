@@ -63,7 +63,7 @@ def _build(options: TritonOptions, context: AttentionBackendContext) -> Attentio
 def tokenyard_attention_backends() -> Iterator[AttentionBackendDescriptor[TritonOptions]]:
     yield AttentionBackendDescriptor(
         name="triton",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="Triton kernels of our own on NVIDIA GPUs, no CUDA toolkit needed; triton is an extra",
         options_type=TritonOptions,
         factory=_build,

@@ -68,7 +68,7 @@ def _build(options: NoOptions, context: AttentionBackendContext) -> AttentionBac
 def tokenyard_attention_backends() -> Iterator[AttentionBackendDescriptor[NoOptions]]:
     yield AttentionBackendDescriptor(
         name="xformers",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary=f"xformers {_VERSION} on NVIDIA GPUs, legacy: decodes over pages, gathers prompts; an extra",
         factory=_build,
         supports=_supports,

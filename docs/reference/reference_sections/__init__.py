@@ -45,5 +45,4 @@ SECTIONS: Mapping[str, Section] = {
     "cli.engine_flags": cli.engine_flags,
     "cli.server_flags": cli.server_flags,
     "cli.refused_flags": cli.refused_flags,
-    "cli.planned_commands": cli.planned_commands,
 }

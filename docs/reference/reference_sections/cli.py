@@ -7,7 +7,7 @@ import importlib
 import textwrap
 from collections.abc import Iterator
 
-from tokenyard.cli import _COMMANDS, _PLANNED
+from tokenyard.cli import _COMMANDS
 from tokenyard.cli.arguments import Parser, make_parser
 from tokenyard.cli.bench import command_parser as bench_parser
 from tokenyard.launch.flags import _FLAGS, _ONLY_VALUES, _UNAVAILABLE, add_engine_flags
@@ -104,8 +104,3 @@ def refused_flags() -> str:
     )
     only_one = textwrap.fill(f"Accepted with one value only: {flags}.", WIDTH, break_on_hyphens=False)
     return joined([only_one, "Refused by name:", word_list(_UNAVAILABLE)])
-
-
-def planned_commands() -> str:
-    """Commands that are refused by name."""
-    return word_list(_PLANNED)

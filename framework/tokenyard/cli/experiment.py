@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from tokenyard.cli.arguments import Given, Parser, make_parser, one_line_errors, parse
 from tokenyard.cli.run_progress import RunProgress
@@ -15,7 +15,6 @@ from tokenyard.errors import UserError
 from tokenyard.launch.flags import Flagged
 from tokenyard.launch.hydra_jobs import check_launcher, split_hydra_overrides
 from tokenyard.launch.overrides import quote_override
-from tokenyard.launch.schema import NO_LATENCY
 
 if TYPE_CHECKING:
     from tokenyard.experiments.experiment_folder import ExperimentFolder
@@ -79,12 +78,11 @@ def _plan(given: Given) -> Plan:
     if given.flags.out is not None:
         overrides.append(Flagged(quote_override("experiment.dir", given.flags.out), "--out"))
     with one_line_errors():
-        plan = plan_experiment(overrides, config_file=given.config_file, is_multirun=given.flags.multirun)
-        if plan.runs[0].is_simulated and plan.config.latency.name == NO_LATENCY:
-            say(f"note: no latency model is named; a step takes as long as {' '.join(_LATENCY)} says")
-            plan = plan_experiment(
-                [*_LATENCY, *overrides], config_file=given.config_file, is_multirun=given.flags.multirun
-            )
+        plan = plan_experiment(
+            overrides, config_file=given.config_file, is_multirun=given.flags.multirun, latency=_LATENCY
+        )
+    if plan.runs[0].overrides[: len(_LATENCY)] == _LATENCY:
+        say(f"note: no latency model is named; a step takes as long as {' '.join(_LATENCY)} says")
     return plan
 
 
@@ -115,21 +113,24 @@ def _values(folder: Path, outcomes: Sequence[Outcome]) -> dict[str, object]:
 
 
 def _table(outcomes: Sequence[Outcome]) -> str:
-    """A line for each run that is done, in milliseconds."""
+    """A line for each run that is done, in milliseconds; of a single run more."""
     from tokenyard.bench.report import table
     from tokenyard.experiments.run_folder import read_result
+    from tokenyard.experiments.summary import told_metrics
 
+    if len(outcomes) == 1 and outcomes[0].status != "failed":
+        return told_metrics(cast("Mapping[str, object]", read_result(outcomes[0].folder)["metrics"]))
     rows = []
     for outcome in outcomes:
         if outcome.status == "failed":
             continue
         metrics = read_result(outcome.folder)["metrics"]
-        times = {name: milliseconds(metrics, *name.split(" ")) for name in _SHOWN}
+        times = {name: _milliseconds(metrics, *name.split(" ")) for name in _SHOWN}
         rows.append({"run": outcome.run.number, "": " ".join(outcome.run.varying), **times})
     return table(rows, ["run", "", *_SHOWN]) if rows else "no run is done"
 
 
-def milliseconds(metrics: object, name: str, statistic: str) -> object:
+def _milliseconds(metrics: object, name: str, statistic: str) -> object:
     """A statistic of a metric, as a table shows it."""
     values = metrics.get(name) if isinstance(metrics, dict) else None
     value = values.get(statistic) if isinstance(values, dict) else None

@@ -29,6 +29,8 @@ def command_parser() -> Parser:
 def main(arguments: Sequence[str]) -> int:
     """Writes the folder whole or not at all, and says what everything is called."""
     flags = command_parser().parse_intermixed_args(list(arguments))
+    if not flags.path:
+        raise UserError("--path is empty; name the folder in which the package is to be made, or leave it out for here")
     logging.getLogger().setLevel(flags.log_level.upper())
     names = plugin_names(_name(flags.words))
     kind = _kind(flags.kind)

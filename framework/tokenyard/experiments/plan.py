@@ -14,7 +14,7 @@ from tokenyard.launch.chosen import chosen
 from tokenyard.launch.compose import load_engine_config
 from tokenyard.launch.config_file import read_config_file
 from tokenyard.launch.flags import Flagged
-from tokenyard.launch.schema import NO_WORKLOAD
+from tokenyard.launch.schema import NO_LATENCY, NO_WORKLOAD
 from tokenyard.launch.sweep import expand_sweeps, names_several
 
 if TYPE_CHECKING:
@@ -48,14 +48,27 @@ class Plan:
         return self.runs[0].config
 
 
-def plan_experiment(overrides: Sequence[str | Flagged], *, config_file: Path | None = None, is_multirun: bool) -> Plan:
-    """Raises ConfigError and PluginError for the first run that cannot be made, and for two runs that are the same."""
+def plan_experiment(
+    overrides: Sequence[str | Flagged],
+    *,
+    config_file: Path | None = None,
+    is_multirun: bool,
+    latency: Sequence[str] = (),
+) -> Plan:
+    """Raises ConfigError and PluginError for the first run that cannot be made, and for two runs that are the same.
+
+    `latency`: overrides that hold, below all others, where a simulation is to be made and no latency model is named.
+    """
     from_file = [] if config_file is None else read_config_file(config_file)
     given = [*(_from_file(one.text, config_file) for one in from_file), *overrides]
     several = next((one for one in given if names_several(one)), None)
     if several is not None and not is_multirun:
         raise ConfigError(f"{several}: names several values, and one run takes one; to make a run of each give -m")
-    runs = tuple(_planned(number, *one) for number, one in enumerate(expand_sweeps(given)))
+    first, *others = expand_sweeps(given)
+    run = _planned(0, *first)
+    if latency and run.is_simulated and run.config.latency.name == NO_LATENCY:
+        return plan_experiment([*latency, *overrides], config_file=config_file, is_multirun=is_multirun)
+    runs = (run, *(_planned(number, *one) for number, one in enumerate(others, start=1)))
     _refuse_twins(runs)
     if len(runs) > 1:
         _refuse_one_trace(runs[0].config.trace)

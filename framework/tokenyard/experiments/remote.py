@@ -132,8 +132,6 @@ class _Load:
         except (RemoteError, UserError) as error:
             heard.status, heard.error = RequestStatus.REJECTED, str(error)
         heard.ended = self._now()
-        if heard.deadline is not None and heard.ended >= heard.deadline:
-            heard.status, heard.error = RequestStatus.ABORTED, None  # a server that knows it may be the first to end it
         self._arrivals.ended(heard.arrived.number, heard.ended)
         self._has_changed.set()
 

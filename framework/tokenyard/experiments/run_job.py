@@ -59,6 +59,8 @@ def run_in(folder: Path) -> None:
     seconds = time.perf_counter() - start
     metrics = judged(record, config, catalogue)
     facts = run_facts(config, catalogue)
+    if record.facts:  # of a live run: what the engine or the server turned out to be
+        facts = {**facts, "ran_on": dict(record.facts)}
     if config.experiment.sinks:  # before the folder is done: what a sink did not get is run again
         send(config.experiment.sinks, facts, metrics, folder=folder)
     times = {"began": began.isoformat(), "seconds": seconds}

@@ -30,7 +30,6 @@ GAP_COLUMNS = ("seconds", "count")
 _PIECE = 4096  # rows that are text at a time
 _NAN = float("nan")
 
-Cells = "Callable[[slice], Iterable[object]]"
 T = TypeVar("T", bound=np.generic)
 
 

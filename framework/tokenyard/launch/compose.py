@@ -22,7 +22,7 @@ from tokenyard.launch.config_file import read_config_file
 from tokenyard.launch.flags import Flagged
 from tokenyard.launch.nodes import explain_missing, generated_nodes, mapping_options
 from tokenyard.launch.origins import find_origins
-from tokenyard.launch.overrides import Given, ParsedOverride, located, parse_overrides
+from tokenyard.launch.overrides import Given, ParsedOverride, format_value, located, parse_overrides
 from tokenyard.launch.reserved import RESERVED_GROUPS
 from tokenyard.launch.schema import (
     COMPONENT_KEYS,
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from tokenyard.config import EngineConfig, PluginsConfig
 
 _LIKELY_TYPO = 0.8  # similarity of a user's own top-level key to one of ours
+_NO_VALUE = object()
 _LAYOUT = re.compile(r"^\s*(full_key|object_type|reference_type)\b")
 
 
@@ -79,7 +80,10 @@ def load_engine_config(
     catalogue: Catalogue | None = None,
 ) -> tuple[EngineConfig, Catalogue]:
     """The EngineConfig of `compose_config`, and the catalogue it was checked against."""
-    composed = _compose(overrides, config_file, catalogue, with_files=False)
+    try:
+        composed = _compose(overrides, config_file, catalogue, with_files=False)
+    except InvalidValueError:  # once more, to name the YAML file that a wrong value is from
+        composed = _compose(overrides, config_file, catalogue, with_files=True)
     return composed.engine_config, composed.catalogue
 
 
@@ -193,19 +197,31 @@ def _explain(
             raise ConfigError(
                 f"{override.key}: options stand beside the name; write {parent}={{name: NAME, {option}: ...}}"
             )
-        if not _exists(base, override.key):
+        current = _value_at(base, override.key)
+        if current is _NO_VALUE:
             raise unknown_key(override.key, known) from error
+        if isinstance(current, Mapping | list) and isinstance(override.value, Mapping | list):
+            _refuse_other_container(override, current)
         if override.text.startswith("+") and not override.text.startswith("++"):
             raise ConfigError(f"cannot apply {override.text!r}: the key exists; write it without '+'") from error
 
 
-def _exists(values: Mapping[str, object], key: str) -> bool:
+def _value_at(values: Mapping[str, object], key: str) -> object:
+    """What the tree has there; `_NO_VALUE` = nothing."""
     node: object = values
     for part in key.split("."):
         if not isinstance(node, Mapping) or part not in node:
-            return False
+            return _NO_VALUE
         node = node[part]
-    return True
+    return node
+
+
+def _refuse_other_container(override: ParsedOverride, current: object) -> None:
+    """A list where a mapping stands, or the other way round, which OmegaConf cannot merge."""
+    if isinstance(current, Mapping) != isinstance(override.value, Mapping):
+        wanted = "a mapping, such as {name: 2}" if isinstance(current, Mapping) else "a list, such as [a, b]"
+        message = f"{override.key} must be {wanted}, got {format_value(override.value)}{located(override.origin)}"
+        raise InvalidValueError(override.key, message)
 
 
 def _one_line(error: BaseException) -> str:

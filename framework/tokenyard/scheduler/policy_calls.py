@@ -60,38 +60,33 @@ def vars_of(owner: type, name: str) -> object:
     return None
 
 
-def refuse_misspelt(policy: SchedulingPolicy) -> None:
+def refuse_misspelt(policy: SchedulingPolicy, who: str) -> None:
     """Raise PluginError when a method is named almost like a point or event: it would never be called."""
     known = DECISION_POINTS | EVENTS
     for name in sorted(set(dir(type(policy))) - set(dir(SchedulingPolicy))):
         close = difflib.get_close_matches(name, known, n=1, cutoff=0.88)
         if close and not name.startswith("_"):
-            raise PluginError(
-                f"policy {type(policy).__name__} has a method '{name}' that nobody calls; did you mean '{close[0]}'?"
-            )
+            raise PluginError(f"policy {who} has a method '{name}' that nobody calls; did you mean '{close[0]}'?")
 
 
-def refuse_uncalled(policy: SchedulingPolicy) -> None:
+def refuse_uncalled(policy: SchedulingPolicy, who: str) -> None:
     """Raise PluginError for methods that would not do what they look like: coroutines, and functions of an object."""
     for name in sorted(overridden(policy)):
         if inspect.iscoroutinefunction(getattr(policy, name)):
-            raise PluginError(
-                f"policy {type(policy).__name__}: '{name}' is an async function, which nobody awaits; it must be plain"
-            )
+            raise PluginError(f"policy {who}: '{name}' is an async function, which nobody awaits; it must be plain")
     own = sorted((DECISION_POINTS | EVENTS) & set(getattr(policy, "__dict__", ())) - overridden(policy))
     if own:
         raise PluginError(
-            f"policy {type(policy).__name__} sets {', '.join(own)} on the object, where nobody looks; define a method "
-            "of the class"
+            f"policy {who} sets {', '.join(own)} on the object, where nobody looks; define a method of the class"
         )
 
 
-def refuse_unasked(policy: SchedulingPolicy, asked: frozenset[str], scheduler: str) -> None:
+def refuse_unasked(policy: SchedulingPolicy, who: str, asked: frozenset[str], scheduler: str) -> None:
     """Raise PluginError when the policy decides something that this scheduler does not ask."""
     unasked = sorted((overridden(policy) & DECISION_POINTS) - asked)
     if unasked:
         raise PluginError(
-            f"policy {type(policy).__name__} overrides {', '.join(unasked)}, which scheduler '{scheduler}' of this "
+            f"policy {who} overrides {', '.join(unasked)}, which scheduler '{scheduler}' of this "
             f"version does not ask; it asks: {', '.join(sorted(asked))}"
         )
 
@@ -116,19 +111,20 @@ class PolicyCalls:
         asked: frozenset[str],
         scheduler: str,
         timers: Mapping[str, AbstractContextManager[None]] | None = None,
+        name: str | None = None,
     ) -> None:
-        refuse_misspelt(policy)
-        refuse_uncalled(policy)
-        refuse_unasked(policy, asked, scheduler)
+        self.name = who = name or type(policy).__name__  # as messages call it: by what the user chose, if anything
+        refuse_misspelt(policy, who)
+        refuse_uncalled(policy, who)
+        refuse_unasked(policy, who, asked, scheduler)
         self._policy = policy
         self._own = overridden(policy)
         self._timers = dict.fromkeys(self._own, _UNTIMED) | dict(timers or {})
-        self.name = type(policy).__name__
         self.decides = bool(self._own & DECISION_POINTS)
         self.wants_steps = "on_step" in self._own
         self.can_hold = bool(self._own & _HOLDING)
-        self.waiting_window = _checked_window(policy)
-        self.window_by_client = _checked_by_client(policy) and "waiting_order" in self._own
+        self.waiting_window = _checked_window(policy, who)
+        self.window_by_client = _checked_by_client(policy, who) and "waiting_order" in self._own
         self.unmute()
 
     def use(self, view: SchedulerView) -> None:
@@ -325,7 +321,7 @@ def policy_calls(
     """The calls of a scheduler's policy. Raises PluginError when it cannot be asked: see `refuse_unasked`."""
     policy, chosen = context.policy or SchedulingPolicy(), context.config.policy
     name = type(policy).__name__ if chosen is None else chosen.name
-    return make(policy, asked, scheduler, policy_timers(context.plugin_times, policy, "policy", name))
+    return make(policy, asked, scheduler, policy_timers(context.plugin_times, policy, "policy", name), name)
 
 
 def policy_timers(
@@ -345,20 +341,18 @@ def _as_float(value: object) -> float:
         return -math.inf if str(value).startswith("-") else math.inf
 
 
-def _checked_by_client(policy: SchedulingPolicy) -> bool:
+def _checked_by_client(policy: SchedulingPolicy, who: str) -> bool:
     if not isinstance(policy.window_by_client, bool):
         raise PluginError(
-            f"scheduling policy {type(policy).__name__} has window_by_client={shown(policy.window_by_client)}; it must "
-            "be True or False"
+            f"scheduling policy {who} has window_by_client={shown(policy.window_by_client)}; it must be True or False"
         )
     return policy.window_by_client
 
 
-def _checked_window(policy: SchedulingPolicy) -> int:
+def _checked_window(policy: SchedulingPolicy, who: str) -> int:
     window = policy.waiting_window
     if not isinstance(window, int) or isinstance(window, bool) or window < 1:
         raise PluginError(
-            f"scheduling policy {type(policy).__name__} has waiting_window={window!r}; it must be a number of "
-            "requests, 1 or more"
+            f"scheduling policy {who} has waiting_window={window!r}; it must be a number of requests, 1 or more"
         )
     return window

@@ -50,11 +50,12 @@ class ShadowedCalls(PolicyCalls):
         asked: frozenset[str],
         scheduler: str,
         timers: Mapping[str, AbstractContextManager[None]] | None = None,
+        name: str | None = None,
         *,
         shadow: Shadow,
     ) -> None:
         self._shadow = shadow
-        super().__init__(policy, asked, scheduler, timers)
+        super().__init__(policy, asked, scheduler, timers, name)
         shadow.compare_with(policy)
         self.wants_steps = self.wants_steps or shadow.calls.wants_steps
 
@@ -308,6 +309,6 @@ def shadowed_calls(context: SchedulerContext, asked: frozenset[str], scheduler: 
     if policy is None:
         return policy_calls(context, asked, scheduler)
     name = context.config.shadow or type(policy).__name__
-    calls = PolicyCalls(policy, asked, scheduler, policy_timers(context.plugin_times, policy, "shadow", name))
+    calls = PolicyCalls(policy, asked, scheduler, policy_timers(context.plugin_times, policy, "shadow", name), name)
     shadow = Shadow(policy, calls, name, context.seed)
     return policy_calls(context, asked, scheduler, make=partial(ShadowedCalls, shadow=shadow))

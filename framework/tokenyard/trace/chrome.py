@@ -168,6 +168,8 @@ class ChromeTrace:
             track = self._tracks.pop(request_id, None)
             if track is not None:
                 self._leave(track, at)
+        if not self._tracks and "requests" in self._counters:  # else they would stand as they were at the last step
+            self._count("requests", {"running": 0, "waiting": 0}, at)
 
     # Tracks
 

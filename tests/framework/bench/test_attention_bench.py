@@ -73,7 +73,7 @@ def descriptor(
 ) -> Descriptor[Any]:
     return AttentionBackendDescriptor(
         name=name,
-        api_version=(1, 6),
+        api_version=(1, 7),
         factory=lambda options, context: factory(context),
         **{"supports": lambda spec: [], **others},
     )
@@ -385,7 +385,7 @@ def test_options_reach_the_backend_that_the_config_names(catalogue_with: Catalog
         return TorchNativeBackend(context)
 
     picky = AttentionBackendDescriptor(
-        name="picky", api_version=(1, 6), factory=factory, supports=lambda spec: [], options_type=Options
+        name="picky", api_version=(1, 7), factory=factory, supports=lambda spec: [], options_type=Options
     )
     catalogue = catalogue_with(picky)
     named = EngineConfig(attention=AttentionConfig(name="picky", options=Options(3)))

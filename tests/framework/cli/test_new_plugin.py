@@ -51,6 +51,7 @@ def test_without_a_path_the_folder_is_made_here(tmp_path: Path, monkeypatch: pyt
         (["mine", "--kind", "polcy"], ["unknown kind 'polcy'", "policy"]),
         (["synthetic", "--kind", "workload"], ["the workload 'synthetic'", "installed already"]),
         (["linear", "--kind", "latency"], ["the latency 'linear'", "installed already"]),
+        (["mine", "--kind", "policy", "--path", ""], ["--path is empty", "name the folder"]),
         (["mine", "--kind", "policy", "other"], ["unexpected argument 'other'"]),
         (["mine", "--kind", "policy", "seed=1"], ["unexpected argument 'seed=1'", "no overrides"]),
         (["mine", "--kind", "policy", "--model", "x"], ["--model"]),

@@ -118,7 +118,7 @@ def test_plg_04_settings_and_metadata_reach_the_policy_as_typed_there(letters: L
     }
     (output,) = letters.generate("hi", GREEDY, scheduling=hints, use_tqdm=False)
     pid = process_of(letters).pid
-    told, age_is_sane, level = str(output.error).removeprefix("rejected by scheduling policy Probe: ").split("|")
+    told, age_is_sane, level = str(output.error).removeprefix("rejected by scheduling policy probe: ").split("|")
     assert told == (
         f"('set in the parent', {pid}, {{'task': 'tell', 'mood': <Mood.WILD: 'wild'>, "
         "'seat': Seat(row=3, side='right'), 'tags': ('x', 'y')}, 'me', 's', 100)"

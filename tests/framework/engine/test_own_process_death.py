@@ -138,7 +138,7 @@ def test_an_error_in_a_step_reaches_everyone_with_what_the_engine_raised(tiny_ll
     for error in asyncio.run(asyncio.wait_for(main(), 60)):
         assert isinstance(error, EngineDeadError)
         if task == "raise":
-            assert "BatchScheduler.update_from_output (PluginError: scheduling policy Probe failed" in str(error)
+            assert "BatchScheduler.update_from_output (PluginError: scheduling policy probe failed" in str(error)
             assert "RuntimeError: the fuse has blown" in str(error)
             assert "PluginError" in str(error.__cause__)
             assert any("RuntimeError: the fuse has blown" in line for line in error.last_log_lines)

@@ -77,6 +77,7 @@ def test_a_launcher_that_is_not_installed_is_refused_with_its_extra(capsys: pyte
         pytest.skip("it is installed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["basic", "joblib", "submitit_local"])
 def test_one_of_hydras_launchers_makes_the_runs(
     launcher: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -107,6 +108,7 @@ def test_a_bug_is_told_with_where_it_came_from(tmp_path: Path, monkeypatch: pyte
     assert "in broken" in rest
 
 
+@pytest.mark.slow
 def test_each_run_has_a_trace_of_its_own(tmp_path: Path) -> None:
     place = tmp_path / "e"
     assert run(["experiment", "-m", *BASE, "seed=1,2", "trace.path=t.jsonl", "--out", str(place)]) == 0
@@ -114,7 +116,9 @@ def test_each_run_has_a_trace_of_its_own(tmp_path: Path) -> None:
     assert (place / "1" / "t.jsonl").is_file()
     assert run(["replay", str(place / "1" / "t.jsonl")]) == 0
     (place / "1" / "result.json").unlink()
-    assert run(["experiment", "-m", *BASE, "seed=1,2", "trace.path=t.jsonl", "--out", str(place)]) == 0
+    assert (
+        run(["experiment", "-m", *BASE, "seed=1,2", "trace.path=t.jsonl", "--out", str(place)]) == 0
+    )
 
 
 def test_a_live_target_needs_no_latency_model() -> None:

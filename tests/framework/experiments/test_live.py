@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 from planted_workloads import PlantedWorkload, planted
 from tokenyard.errors import ConfigError, ValidationError
+from tokenyard.experiments.config_file import write_config
 from tokenyard.experiments.live_prompts import text_vocabulary
 from tokenyard.experiments.records import RequestStatus, RunRecord
 from tokenyard.experiments.run import run_workload
 from tokenyard.experiments.run_clock import RunClock
+from tokenyard.experiments.run_folder import read_run
+from tokenyard.experiments.run_job import run_in
 from tokenyard.interfaces import Workload, WorkloadRequest
 from tokenyard.interfaces.workload import OUTPUT, Segment
 from tokenyard.launch.assemble import build_engine
@@ -78,6 +81,24 @@ def test_the_warm_up_is_no_part_of_the_record(overrides: list[str]) -> None:
 def test_the_record_says_what_the_engine_turned_out_to_be(overrides: list[str]) -> None:
     facts = run(PlantedWorkload(some(1)), overrides).facts
     assert (facts["device"], facts["dtype"], facts["num_blocks"], facts["max_model_len"]) == ("cpu", "float32", 64, 128)
+
+
+def test_the_results_of_a_run_say_what_it_ran_on(overrides: list[str], tmp_path: Path) -> None:
+    workload = [
+        "workload=synthetic",
+        "workload.limit=3",
+        "workload.rate=1000",
+        "workload.prompt=9",
+        "workload.output=4",
+    ]
+    config, _ = load_engine_config([*overrides, *workload])
+    write_config(tmp_path, config, [])
+    run_in(tmp_path)
+    stored = read_run(tmp_path)
+    assert stored.record.requests.output.tolist() == [4, 4, 4]
+    ran_on = stored.facts["ran_on"]
+    assert isinstance(ran_on, dict)
+    assert (ran_on["device"], ran_on["num_blocks"]) == ("cpu", 64)
 
 
 def test_a_closed_loop_sends_the_next_one_when_one_has_ended(overrides: list[str]) -> None:

@@ -67,6 +67,15 @@ def test_a_long_queue_that_hardly_grows_is_backlogged() -> None:
     assert found["class"] == "BACKLOGGED"
 
 
+@pytest.mark.parametrize(("at_the_end", "expected"), [(30, "BACKLOGGED"), (60, "OVERLOADED")])
+def test_a_queue_that_grows_counts_from_two_percent_of_the_requests_on(at_the_end: int, expected: str) -> None:
+    scheduled = [n + at_the_end * n / 2000 for n in range(2000)]
+    rows = [
+        Row(arrival=float(n), scheduled=at, first=at + 1.0, finish=at + 1.0, output=1) for n, at in enumerate(scheduled)
+    ]
+    assert class_of(rows) == expected
+
+
 def test_all_at_once_is_backlogged_when_they_do_not_all_run() -> None:
     rows = [Row(arrival=0.0, scheduled=float(n), first=n + 1.0, finish=n + 1.0, output=1) for n in range(50)]
     assert class_of(rows) == "BACKLOGGED"

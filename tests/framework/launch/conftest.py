@@ -124,6 +124,7 @@ def third_party(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "tokenyard_wspt_configs" / "scheduler").mkdir(parents=True)
     (root / "tokenyard_wspt_configs" / "__init__.py").touch()
     (root / "tokenyard_wspt_configs" / "scheduler" / "wspt_tuned.yaml").write_text(_TUNED)
+    (root / "tokenyard_wspt_configs" / "scheduler" / "wspt_wrong.yaml").write_text(_TUNED.replace("9.5", "much"))
     info = root / "tokenyard_wspt-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tokenyard-wspt\nVersion: 1.0\n")

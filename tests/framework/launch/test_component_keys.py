@@ -49,14 +49,14 @@ def _unused(*arguments: object) -> NoReturn:
 
 def _component(kind: str, name: str, options_type: type = Options) -> ComponentDescriptor[object]:
     return ComponentDescriptor(
-        component_kind=kind, name=name, api_version=(1, 6), options_type=options_type, factory=_unused
+        component_kind=kind, name=name, api_version=(1, 7), options_type=options_type, factory=_unused
     )
 
 
 CATALOGUE = catalogue_with(
     _component("predictor", "planted"),
     _component("eviction", "planted"),
-    PolicyDescriptor(name="planted", api_version=(1, 6), options_type=Options, factory=_unused),
+    PolicyDescriptor(name="planted", api_version=(1, 7), options_type=Options, factory=_unused),
     _component("latency", "needy", Needy),
 )
 
@@ -153,7 +153,7 @@ def test_a_component_in_conflict_keeps_its_error() -> None:
 
 
 def test_a_scheduler_without_policies_has_no_shadow() -> None:
-    whole = catalogue_with(SchedulerDescriptor(name="whole", api_version=(1, 6), factory=_unused))
+    whole = catalogue_with(SchedulerDescriptor(name="whole", api_version=(1, 7), factory=_unused))
     with pytest.raises(ConfigError, match=r"scheduler\.shadow=fcfs: scheduler 'whole' takes no policy"):
         load_engine_config(["scheduler=whole", "scheduler.shadow=fcfs"], catalogue=whole)
 
@@ -244,8 +244,8 @@ def test_parts_are_made_with_what_their_contexts_promise() -> None:
         contexts.append((options, context))
         return Steady()
 
-    policy = PolicyDescriptor(name="own", api_version=(1, 6), options_type=Options, factory=make_policy)
-    model = ComponentDescriptor(component_kind="latency", name="own", api_version=(1, 6), factory=make_latency)
+    policy = PolicyDescriptor(name="own", api_version=(1, 7), options_type=Options, factory=make_policy)
+    model = ComponentDescriptor(component_kind="latency", name="own", api_version=(1, 7), factory=make_latency)
     choices = [
         "scheduler=own",
         "scheduler.shadow={name: own, share: 0.75}",
@@ -275,7 +275,7 @@ def test_parts_are_made_with_what_their_contexts_promise() -> None:
 
 def test_what_makes_no_latency_model_is_refused_by_name() -> None:
     broken = ComponentDescriptor(
-        component_kind="latency", name="broken", api_version=(1, 6), factory=lambda options, context: 7
+        component_kind="latency", name="broken", api_version=(1, 7), factory=lambda options, context: 7
     )
     config = load_engine_config(["latency=broken"], catalogue=catalogue_with(broken))
     with pytest.raises(PluginError, match="latency 'broken' is broken: its factory made a int, not a LatencyModel"):

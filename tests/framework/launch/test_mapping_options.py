@@ -26,10 +26,11 @@ def test_a_mapping_is_given_whole_or_key_by_key(overrides: list[str]) -> None:
     ("override", "message"),
     [
         ("scheduler.policy.weights={alice: much}", r"scheduler\.policy\.weights\.alice must be a number, got 'much'"),
+        ("scheduler.policy.weights=[1, 2]", r"scheduler\.policy\.weights must be a mapping, .* got \[1,2\]$"),
         ("scheduler.policy.weights=2", r"scheduler\.policy\.weights must be a mapping from text to a number, got 2"),
         ("scheduler.policy.wieghts={alice: 2}", r"did you mean 'scheduler\.policy\.weights'"),
     ],
-    ids=["wrong value", "no mapping", "misspelt"],
+    ids=["wrong value", "list", "no mapping", "misspelt"],
 )
 def test_what_is_wrong_is_told_with_its_key(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -133,3 +133,14 @@ def test_our_own_composition_inside_such_an_application_works(tmp_path: Path, ru
     )
     result = run_python("app.py", "hydra.run.dir=out", cwd=tmp_path)
     assert result.stdout == "RESULT wspt app\n", result.stderr
+
+
+def test_a_wrong_value_of_a_preset_names_the_presets_file(tmp_path: Path, run_python: RunPython) -> None:
+    code = (
+        "from tokenyard.launch.compose import load_engine_config\n"
+        "try:\n    load_engine_config(['scheduler=wspt_wrong'])\n"
+        "except ValueError as error:\n    print(error)\n"
+    )
+    result = run_python("-c", code, cwd=tmp_path)
+    told = "scheduler.policy.aging must be a number, got 'much' (text) (from tokenyard-wspt "
+    assert result.stdout == f"{told}tokenyard_wspt_configs/scheduler/wspt_wrong.yaml)\n", result.stderr

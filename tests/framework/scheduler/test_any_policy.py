@@ -90,7 +90,7 @@ def _make(options: ChaosOptions, context: PolicyContext) -> SchedulingPolicy:
     return Chaos(options.share)
 
 
-CATALOGUE = catalogue_with(PolicyDescriptor(name="chaos", api_version=(1, 6), options_type=ChaosOptions, factory=_make))
+CATALOGUE = catalogue_with(PolicyDescriptor(name="chaos", api_version=(1, 7), options_type=ChaosOptions, factory=_make))
 MODES = ("recompute", "swap", "pause")
 
 

@@ -86,7 +86,7 @@ def harness(probe: Probe, *overrides: str) -> EngineHarness:
     def make(options: NoOptions, context: PolicyContext) -> SchedulingPolicy:
         return probe
 
-    descriptor = PolicyDescriptor(name="probe", api_version=(1, 6), factory=make)
+    descriptor = PolicyDescriptor(name="probe", api_version=(1, 7), factory=make)
     return EngineHarness(["scheduler=probe", *overrides], catalogue=catalogue_with(descriptor))
 
 

@@ -92,7 +92,7 @@ def traffic(engine: EngineHarness, seed: int, num_requests: int = 14) -> None:
             engine.advance(draw.random())
             engine.step()
         if draw.random() < 0.2:
-            engine.abort(str(draw.randint(0, number)))
+            engine.finish(str(draw.randint(0, number)))
     engine.run()
 
 
@@ -106,7 +106,7 @@ def small(name: str, loop: str, *overrides: str, policy: type[SchedulingPolicy] 
     )
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(seed=SEEDS, loop=st.sampled_from(["sync", "overlap"]), mode=st.sampled_from(["recompute", "pause"]))
 def test_columns_say_what_rows_and_views_do_and_stay_as_they_are(seed: int, loop: str, mode: str) -> None:
     with small("watcher", loop, f"scheduler.preempt_mode={mode}", policy=Watcher) as engine:
@@ -208,7 +208,7 @@ def test_keys_in_a_column_are_those_of_each_request(
         with small(name, "overlap", f"scheduler.preempt_mode={mode}", *overrides) as engine:
             traffic(engine, seed, 20)
     assert compared[False] > 50
-    assert mode == "recompute" or compared[True] > 0
+    assert (compared[True] > 0) == (mode == "pause" and name != "priority")  # few wait while somebody is paused
 
 
 def test_keys_of_others_than_run_are_refused() -> None:

@@ -27,7 +27,7 @@ def harness(
     policy: SchedulingPolicy, *overrides: str, others: Sequence[KVCacheManagerDescriptor[NoOptions]] = ()
 ) -> EngineHarness:
     descriptor: PolicyDescriptor[NoOptions] = PolicyDescriptor(
-        name="probe", api_version=(1, 6), factory=lambda options, context: policy
+        name="probe", api_version=(1, 7), factory=lambda options, context: policy
     )
     return EngineHarness(["scheduler=probe", *overrides], catalogue=catalogue_with(descriptor, *others))
 

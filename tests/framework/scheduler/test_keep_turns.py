@@ -30,7 +30,7 @@ class Numbered(SchedulingPolicy):
 
 
 def engine_of(*overrides: str, places: int = 4, num_blocks: int = 20) -> EngineHarness:
-    descriptor = PolicyDescriptor(name="numbered", api_version=(1, 6), factory=Numbered)
+    descriptor = PolicyDescriptor(name="numbered", api_version=(1, 7), factory=Numbered)
     return EngineHarness(
         [
             "scheduler=numbered",

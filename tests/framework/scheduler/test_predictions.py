@@ -64,7 +64,7 @@ def told(name: str) -> tuple[ComponentDescriptor[NoOptions], list[PredictorConte
     contexts: list[PredictorContext] = []
     made = type("Told", (Told,), {"contexts": contexts})
     descriptor = ComponentDescriptor(
-        component_kind="predictor", name=name, api_version=(1, 6), factory=lambda options, context: made(context)
+        component_kind="predictor", name=name, api_version=(1, 7), factory=lambda options, context: made(context)
     )
     return descriptor, contexts
 
@@ -98,7 +98,7 @@ def is_the_truth(found: object) -> bool:
 )
 def test_a_policy_reaches_the_truth_through_an_oracle_alone(predictor: str, is_told: bool) -> None:
     policy = Snooping()
-    descriptor = PolicyDescriptor(name="snooping", api_version=(1, 6), factory=lambda options, context: policy)
+    descriptor = PolicyDescriptor(name="snooping", api_version=(1, 7), factory=lambda options, context: policy)
     choices = ["scheduler=snooping", f"scheduler.predictor={predictor}", "scheduler.max_num_seqs=1"]
     harness = EngineHarness(choices, catalogue=catalogue_with(descriptor, told("own")[0]))
     for name in "ab":
@@ -118,7 +118,7 @@ def test_a_predictor_is_told_the_truth_by_its_name_alone(name: str, is_told: boo
 
 def test_what_makes_no_predictor_is_refused_by_name() -> None:
     broken = ComponentDescriptor(
-        component_kind="predictor", name="broken", api_version=(1, 6), factory=lambda options, context: 7
+        component_kind="predictor", name="broken", api_version=(1, 7), factory=lambda options, context: 7
     )
     with pytest.raises(PluginError, match="predictor 'broken' is broken: its factory made a int"):
         EngineHarness(["scheduler.predictor=broken"], catalogue=catalogue_with(broken))

@@ -110,7 +110,7 @@ def parts(*policies: type[SchedulingPolicy]) -> Catalogue:
         *(
             PolicyDescriptor(
                 name=policy.__name__.lower(),
-                api_version=(1, 6),
+                api_version=(1, 7),
                 summary="",
                 factory=lambda options, context, policy=policy: policy(),
             )
@@ -240,7 +240,7 @@ def test_one_that_fails_is_switched_off_with_one_warning(caplog: pytest.LogCaptu
     assert not shadow.is_on
     warnings = [record.message for record in caplog.records if "shadow policy" in record.message]
     assert len(warnings) == 1
-    assert "Failing failed in waiting_key: IndexError" in warnings[0]
+    assert "policy failing failed in waiting_key: IndexError" in warnings[0]
 
 
 def test_one_that_is_not_installed_is_an_error_at_launch() -> None:

@@ -17,7 +17,7 @@ from tokenyard.testing import EngineHarness, catalogue_with
 
 def harness(kind: type[SchedulingPolicy], *overrides: str) -> EngineHarness:
     descriptor: PolicyDescriptor[NoOptions] = PolicyDescriptor(
-        name="unruly", api_version=(1, 6), factory=lambda options, context: kind()
+        name="unruly", api_version=(1, 7), factory=lambda options, context: kind()
     )
     return EngineHarness(["scheduler=unruly", *overrides], catalogue=catalogue_with(descriptor))
 
@@ -151,7 +151,7 @@ def test_requests_from_elsewhere_are_refused_by_name(point: str) -> None:
     engine = harness(policy(**{point: extended}), "scheduler.max_num_seqs=1")
     for name in "abc":
         engine.add([1, 2], name, max_tokens=3)
-    with pytest.raises(EngineDeadError, match=f"Unruly returned (one twice|others than it was given) from {point}"):
+    with pytest.raises(EngineDeadError, match=f"policy unruly returned (one twice|others than it was given) from {point}"):
         engine.run()
 
 
@@ -178,7 +178,7 @@ def test_what_a_generator_raises_names_the_policy(error: BaseException) -> None:
 
     engine = harness(policy(waiting_order=fails))
     engine.add([1, 2], "a", max_tokens=1)
-    with pytest.raises(EngineDeadError, match=f"Unruly failed in waiting_order: {type(error).__name__}"):
+    with pytest.raises(EngineDeadError, match=f"policy unruly failed in waiting_order: {type(error).__name__}"):
         engine.step()
 
 
@@ -223,7 +223,7 @@ def test_what_cannot_be_shown_is_told_by_its_type(methods: dict[str, Callable[..
     engine = harness(policy(**methods), "scheduler.max_num_seqs=1")
     for name in "ab":
         engine.add([1, 2], name, max_tokens=3)
-    with pytest.raises(EngineDeadError, match="Unruly returned a Unspeakable that cannot be shown from"):
+    with pytest.raises(EngineDeadError, match="policy unruly returned a Unspeakable that cannot be shown from"):
         engine.run()
 
 
@@ -236,7 +236,7 @@ def test_methods_that_nobody_would_call_are_refused_at_launch() -> None:
 
     with pytest.raises(PluginError, match="'on_step' is an async function"):
         harness(policy(on_step=on_step))
-    with pytest.raises(PluginError, match="OnTheObject sets admit on the object"):
+    with pytest.raises(PluginError, match="policy unruly sets admit on the object"):
         harness(OnTheObject)
     with pytest.raises(PluginError, match="window_by_client='no'"):
         harness(type("Unruly", (SchedulingPolicy,), {"window_by_client": "no"}))
@@ -269,7 +269,7 @@ def test_a_time_that_comes_between_a_step_and_the_question_for_it_is_not_missed(
             wake_at=lambda self, view, at=opens_at: at if view.now < at else None,
         )
         descriptor: PolicyDescriptor[NoOptions] = PolicyDescriptor(
-            name="unruly", api_version=(1, 6), factory=lambda options, context, kind=kind: kind()
+            name="unruly", api_version=(1, 7), factory=lambda options, context, kind=kind: kind()
         )
         clock = Ticking()
         engine = EngineHarness(["scheduler=unruly"], catalogue=catalogue_with(descriptor), clock=clock, checks=False)

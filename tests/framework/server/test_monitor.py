@@ -48,7 +48,7 @@ class Night(SchedulingPolicy):
         return 110.0
 
 
-NIGHT = catalogue_with(PolicyDescriptor(name="night", api_version=(1, 6), factory=lambda options, context: Night()))
+NIGHT = catalogue_with(PolicyDescriptor(name="night", api_version=(1, 7), factory=lambda options, context: Night()))
 
 
 def test_a_request_is_followed_from_its_arrival_to_its_end() -> None:

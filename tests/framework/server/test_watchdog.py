@@ -166,7 +166,7 @@ class Sleepy(BatchScheduler):
 
 SLEEPY = catalogue_with(
     SchedulerDescriptor(
-        name="sleepy", api_version=(1, 6), factory=lambda options, context: Sleepy(context), takes_policy=True
+        name="sleepy", api_version=(1, 7), factory=lambda options, context: Sleepy(context), takes_policy=True
     )
 )
 
@@ -183,7 +183,7 @@ class Closed(SchedulingPolicy):
         return view.now + 0.05
 
 
-CLOSED = catalogue_with(PolicyDescriptor(name="closed", api_version=(1, 6), factory=lambda options, context: Closed()))
+CLOSED = catalogue_with(PolicyDescriptor(name="closed", api_version=(1, 7), factory=lambda options, context: Closed()))
 
 
 def test_an_engine_that_has_requests_and_takes_no_step_is_stalled_until_it_does(tiny_llama_dir: Path) -> None:

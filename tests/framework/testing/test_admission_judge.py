@@ -71,7 +71,7 @@ POLICIES = [
 
 
 def harness(make: Callable[[], SchedulingPolicy], *parts: Descriptor[Any], scheduler: str = "batch") -> EngineHarness:
-    policy = PolicyDescriptor(name="planted", api_version=(1, 6), factory=lambda options, context: make())
+    policy = PolicyDescriptor(name="planted", api_version=(1, 7), factory=lambda options, context: make())
     overrides = ["scheduler=planted", "scheduler.max_num_seqs=3", "scheduler.max_num_batched_tokens=16"]
     sizes = ["kv_cache.num_blocks=12", "kv_cache.block_size=4", "model.max_model_len=40"]
     catalogue = catalogue_with(policy, *parts)
@@ -103,7 +103,7 @@ class Sleepy(BatchScheduler):
 @pytest.mark.parametrize("make", [TwoAtATime, LongestFirst, LeavesOutTheLong, ChunksOfNone])
 def test_room_that_the_policy_did_not_ask_to_leave_is_found(make: Callable[[], SchedulingPolicy]) -> None:
     sleepy: SchedulerDescriptor[Any] = SchedulerDescriptor(
-        name="sleepy", api_version=(1, 6), factory=lambda options, context: Sleepy(context), takes_policy=True
+        name="sleepy", api_version=(1, 7), factory=lambda options, context: Sleepy(context), takes_policy=True
     )
     with pytest.raises(ContractViolation, match=r"progress\.work_conserving: '\d' waits \(max_num_seqs"):
         run(harness(make, sleepy, scheduler="sleepy"))

@@ -133,7 +133,7 @@ def suite_for(make: type[EvictionRule]) -> EvictionContract:
                 return make(context.num_blocks)  # type: ignore[call-arg]
 
             return [
-                ComponentDescriptor(component_kind="eviction", name="planted", api_version=(1, 6), factory=factory)  # type: ignore[arg-type]
+                ComponentDescriptor(component_kind="eviction", name="planted", api_version=(1, 7), factory=factory)  # type: ignore[arg-type]
             ]
 
     return Suite()

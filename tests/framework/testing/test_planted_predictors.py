@@ -131,7 +131,7 @@ def test_a_broken_predictor_is_found(make: type[Right], test: str, rule: str) ->
 
 def predictor(make: type[Right]) -> ComponentDescriptor[Any]:
     return ComponentDescriptor(
-        component_kind="predictor", name="planted", api_version=(1, 6), factory=lambda options, context: make(context)
+        component_kind="predictor", name="planted", api_version=(1, 7), factory=lambda options, context: make(context)
     )
 
 
@@ -255,7 +255,7 @@ def test_a_broken_latency_model_is_found(make: type[Steady], test: str, rule: st
 
 def latency_model(make: type[Steady]) -> ComponentDescriptor[Any]:
     return ComponentDescriptor(
-        component_kind="latency", name="planted", api_version=(1, 6), factory=lambda options, context: make()
+        component_kind="latency", name="planted", api_version=(1, 7), factory=lambda options, context: make()
     )
 
 

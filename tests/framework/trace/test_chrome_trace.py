@@ -132,3 +132,14 @@ def test_counters_tell_how_many_run_and_wait_and_what_is_free(tmp_path: Path, en
     counters = [event for event in events_of(tmp_path / "chrome.json") if event["ph"] == "C"]
     assert {event["name"] for event in counters} == {"requests", "free blocks"}
     assert {"running": 3, "waiting": 2} in [event["args"] for event in counters]
+
+
+def test_nobody_is_counted_while_nothing_runs_nor_at_the_end(tmp_path: Path, engine: EngineHarness) -> None:
+    for _ in range(2):
+        engine.add([1, 2, 3], max_tokens=2)
+        engine.run()
+    engine.add([1, 2, 3], max_tokens=9)
+    engine.step()
+    engine.close()
+    counters = [event for event in events_of(tmp_path / "chrome.json") if event["name"] == "requests"]
+    assert [event["args"]["running"] for event in counters] == [1, 0, 1, 0, 1, 0]

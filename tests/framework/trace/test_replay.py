@@ -282,7 +282,7 @@ def installed(policy: type[SchedulingPolicy], metadata_type: type = NoOptions) -
     return catalogue_with(
         PolicyDescriptor(
             name="fcfs",
-            api_version=(1, 6),
+            api_version=(1, 7),
             summary="",
             factory=lambda options, context: policy(),
             metadata_type=metadata_type,

@@ -69,7 +69,7 @@ def is_load(key: str) -> bool:
 
 
 def _is_uncompared(key: str) -> bool:
-    return any(key == one or key.startswith(f"{one}.") for one in _UNCOMPARED)
+    return any(key == one or key.startswith((f"{one}.", f"{one}/")) for one in _UNCOMPARED)
 
 
 def _differs(key: str, runs: Sequence[Configured]) -> bool:

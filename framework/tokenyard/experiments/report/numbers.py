@@ -29,7 +29,11 @@ def estimate_text(value: Estimate | None, *, is_signed: bool = False) -> str:
 
 
 def percent_text(share: float | None) -> str:
-    return "n/a" if share is None else f"{100 * share:+.1f} %"
+    """`+12.3 %`; zero has no sign."""
+    if share is None:
+        return "n/a"
+    percent = round(100 * share, 1)
+    return "0.0 %" if percent == 0 else f"{percent:+,.1f} %"
 
 
 def ratio_text(ratio: tuple[float, float | None, float | None] | None) -> str:

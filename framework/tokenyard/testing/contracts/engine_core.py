@@ -277,4 +277,4 @@ def _descriptor(name: str, make: Callable[[], Observer]) -> ObserverDescriptor[N
     def factory(options: NoOptions, context: ObserverContext) -> Observer:
         return make()
 
-    return ObserverDescriptor(name=name, api_version=(1, 6), factory=factory)
+    return ObserverDescriptor(name=name, api_version=(1, 7), factory=factory)

@@ -117,7 +117,7 @@ class _Timed(SchedulingPolicy):
 
 
 _TIMED: PolicyDescriptor[NoOptions] = PolicyDescriptor(
-    name="timed_of_suite", api_version=(1, 6), factory=lambda options, context: _Timed()
+    name="timed_of_suite", api_version=(1, 7), factory=lambda options, context: _Timed()
 )
 _EDGES = (
     StepLoad(num_decodes=1),

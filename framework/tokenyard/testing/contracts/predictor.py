@@ -142,7 +142,7 @@ class _Shortest(SchedulingPolicy):
 
 
 _SHORTEST: PolicyDescriptor[NoOptions] = PolicyDescriptor(
-    name="shortest_predicted_of_suite", api_version=(1, 6), factory=lambda options, context: _Shortest()
+    name="shortest_predicted_of_suite", api_version=(1, 7), factory=lambda options, context: _Shortest()
 )
 
 

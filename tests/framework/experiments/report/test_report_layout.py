@@ -37,6 +37,11 @@ def test_axes_are_what_differs_but_the_seed() -> None:
     assert find_axes(runs) == ("scheduler",)
 
 
+@pytest.mark.parametrize("key", ["trace.path", "hydra/launcher", "hydra.launcher.n_jobs", "experiment.dir", "seed"])
+def test_where_and_how_fast_is_no_axis(key: str) -> None:
+    assert find_axes([configured(f"{key}=1", config="a"), configured(f"{key}=2", config="b", seed=2)]) == ()
+
+
 def test_a_component_that_no_override_names_is_an_axis() -> None:
     runs = [configured("a=1", engine="sync"), configured("a=1", engine="overlap", config="other")]
     assert find_axes(runs) == ("engine",)

@@ -23,7 +23,7 @@ from tokenyard.experiments.report.pictures.gantt import gantt
 from tokenyard.experiments.report.pictures.load import goodput_against_load, latency_against_load
 from tokenyard.experiments.report.pictures.pareto import Place, front, ttft_throughput
 from tokenyard.experiments.report.pictures.style import GREY, Picture, save, spread, styled
-from tokenyard.experiments.report.pictures.timeline import kv_usage
+from tokenyard.experiments.report.pictures.timeline import kv_usage, waiting
 from tokenyard.experiments.report.runs import find_runs
 from tokenyard.experiments.slo import SLO
 
@@ -132,6 +132,15 @@ def test_kv_usage_is_the_blocks_that_steps_held(layout: Layout) -> None:
     for panel in panels(kv_usage(layout)):
         values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in panel.lines])
         assert set(values[~np.isnan(values)]) == {7.0}
+
+
+def test_no_line_leaves_its_panel(layout: Layout) -> None:
+    for make in (kv_usage, waiting, client_service, ttft_cdf, latency_against_load, goodput_against_load):
+        for panel in panels(make(layout)):
+            bottom, top = panel.get_ylim()
+            values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in panel.lines])
+            assert bottom <= np.nanmin(values)
+            assert np.nanmax(values) <= top
 
 
 def test_differences_are_drawn_grey_when_they_are_not_significant(layout: Layout) -> None:

@@ -67,7 +67,7 @@ def tokenyard_policies() -> Iterator[PolicyDescriptor[WSPTOptions]]:
     """Found through the entry point group `tokenyard` of pyproject.toml."""
     yield PolicyDescriptor(
         name="wspt",
-        api_version=(1, 6),
+        api_version=(1, 7),
         summary="least work for its weight first, by any output-length predictor, with optional ageing",
         options_type=WSPTOptions,
         metadata_type=Worth,

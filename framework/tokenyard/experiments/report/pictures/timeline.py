@@ -19,21 +19,32 @@ if TYPE_CHECKING:
 
 def kv_usage(layout: Layout) -> Picture | None:
     """None where no run kept its steps."""
-    return _over_time(layout, "kv_usage", "KV blocks over time", "KV blocks held", lambda one: one.mean_blocks)
+    return _over_time(
+        layout, "kv_usage", "KV blocks over time", "KV blocks held", lambda one: one.mean_blocks, is_shared=True
+    )
 
 
 def waiting(layout: Layout) -> Picture | None:
     """None where no run kept its steps."""
-    return _over_time(layout, "waiting", "Requests that wait", "Requests waiting", lambda one: one.mean_waiting)
+    return _over_time(
+        layout, "waiting", "Requests that wait", "Requests waiting", lambda one: one.mean_waiting, is_shared=False
+    )
 
 
 def _over_time(
-    layout: Layout, name: str, title: str, axis: str, values: Callable[[Load], NDArray[np.float64]]
+    layout: Layout,
+    name: str,
+    title: str,
+    axis: str,
+    values: Callable[[Load], NDArray[np.float64]],
+    *,
+    is_shared: bool,
 ) -> Picture | None:
+    """`is_shared` is whether all panels have one scale: waiting lines of different loads have none in common."""
     panels = [one for one in panels_of(layout) if any(_load(layout, one.condition, line.setting) for line in one.lines)]
     if not panels:
         return None
-    figure, places = make_panels(len(panels), shares=(False, True))
+    figure, places = make_panels(len(panels), shares=(False, is_shared))
     for place, panel in zip(places, panels, strict=True):
         for line in panel.lines:
             if (load := _load(layout, panel.condition, line.setting)) is not None:
@@ -43,6 +54,7 @@ def _over_time(
         place.set_title(panel.title)
         linear_axis(place, "x")
         linear_axis(place, "y")
+    for place in places:  # behind all lines: a limit ends the search for one that fits them
         place.set_ylim(bottom=0)
     label_outer(places, "Time (s)", axis)
     if not has_many(layout):
