@@ -45,8 +45,7 @@ class LASPolicy(SchedulingPolicy):
     def waiting_key(self, request: RequestView, view: SchedulerView) -> int:
         return self._key(request)[0]
 
-    def requeue_key(self, request: RequestView, view: SchedulerView) -> int:
-        return self._key(request)[0]
+    requeue_key = waiting_key
 
     def running_order(self, running: Sequence[RequestView], view: SchedulerView) -> Sequence[RequestView]:
         columns = view.running_columns
@@ -83,10 +82,5 @@ class LASPolicy(SchedulingPolicy):
 
 @hookimpl
 def tokenyard_policies() -> Iterator[PolicyDescriptor[LASOptions]]:
-    yield PolicyDescriptor(
-        name="las",
-        api_version=(1, 7),
-        summary="least attained service first, displacing what has had more",
-        options_type=LASOptions,
-        factory=LASPolicy,
-    )
+    what = "least attained service first, displacing what has had more"
+    yield PolicyDescriptor(name="las", api_version=(1, 7), summary=what, options_type=LASOptions, factory=LASPolicy)

@@ -11,7 +11,6 @@ from tokenyard import PolicyDescriptor, hookimpl
 from tokenyard.interfaces import SchedulingPolicy, check_positive, keep_turns
 
 if TYPE_CHECKING:
-    from tokenyard.arrays import LongArray
     from tokenyard.interfaces import PolicyContext, RequestView, SchedulerView
     from tokenyard.request import FinishReason
 
@@ -49,11 +48,15 @@ class MLFQPolicy(SchedulingPolicy):
         since = self._since.setdefault(request.request_id, view.now)
         return since + self._starve * self._level(request, since)
 
-    def requeue_key(self, request: RequestView, view: SchedulerView) -> float:
-        return self.waiting_key(request, view)
+    requeue_key = waiting_key
 
     def running_order(self, running: Sequence[RequestView], view: SchedulerView) -> Sequence[RequestView]:
-        levels = self._levels(running, view)
+        joined = np.array([self._joined[one.request_id] for one in running])
+        quanta = (view.running_columns.num_output_tokens - joined[:, 0]) // self._options.quantum
+        levels = np.minimum(self._options.levels, np.frexp(quanta + (1 << joined[:, 1]))[1]) - 1  # as in _level
+        for row, one in enumerate(running):
+            if one.request_id in self._since:
+                levels[row] = self._level(one, view.now)
         kept = keep_turns(running, view, self._limits, lambda one: (self._level(one, view.now),), keys=levels)
         if len(kept) < len(running):
             stays = {one.request_id for one in kept}
@@ -74,16 +77,6 @@ class MLFQPolicy(SchedulingPolicy):
             self._joined.pop(one.request_id, None)
             self._since.pop(one.request_id, None)
 
-    def _levels(self, running: Sequence[RequestView], view: SchedulerView) -> LongArray:
-        """[R] of those that run, as `_level` has them."""
-        joined = np.array([self._joined[one.request_id] for one in running])
-        quanta = (view.running_columns.num_output_tokens - joined[:, 0]) // self._options.quantum
-        levels: LongArray = np.minimum(self._options.levels, np.frexp(quanta + (1 << joined[:, 1]))[1]) - 1
-        for row, one in enumerate(running):
-            if one.request_id in self._since:
-                levels[row] = self._level(one, view.now)
-        return levels
-
     def _level(self, one: RequestView, now: float) -> int:
         base, first = self._joined[one.request_id]
         quanta = (one.num_output_tokens - base) // self._options.quantum
@@ -93,10 +86,5 @@ class MLFQPolicy(SchedulingPolicy):
 
 @hookimpl
 def tokenyard_policies() -> Iterator[PolicyDescriptor[MLFQOptions]]:
-    yield PolicyDescriptor(
-        name="mlfq",
-        api_version=(1, 7),
-        summary="multi-level feedback queue with skip-join",
-        options_type=MLFQOptions,
-        factory=MLFQPolicy,
-    )
+    what = "multi-level feedback queue with skip-join"
+    yield PolicyDescriptor(name="mlfq", api_version=(1, 7), summary=what, options_type=MLFQOptions, factory=MLFQPolicy)

@@ -47,8 +47,7 @@ class PLASPolicy(SchedulingPolicy):
         key = self._queued[request.request_id] = self._key(request)[0]
         return key
 
-    def requeue_key(self, request: RequestView, view: SchedulerView) -> float:
-        return self.waiting_key(request, view)
+    requeue_key = waiting_key
 
     def running_order(self, running: Sequence[RequestView], view: SchedulerView) -> Sequence[RequestView]:
         columns = view.running_columns
@@ -84,10 +83,5 @@ class PLASPolicy(SchedulingPolicy):
 
 @hookimpl
 def tokenyard_policies() -> Iterator[PolicyDescriptor[PLASOptions]]:
-    yield PolicyDescriptor(
-        name="plas",
-        api_version=(1, 7),
-        summary="least attained service of the whole session first, displacing what has had more",
-        options_type=PLASOptions,
-        factory=PLASPolicy,
-    )
+    what = "least attained service of the whole session first, displacing what has had more"
+    yield PolicyDescriptor(name="plas", api_version=(1, 7), summary=what, options_type=PLASOptions, factory=PLASPolicy)

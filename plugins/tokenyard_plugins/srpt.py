@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -65,8 +64,7 @@ class SRPTPolicy(SchedulingPolicy):
         known = columns.num_prompt_tokens + columns.num_output_tokens
         to_come = self._weight * (np.array([output_len(one) for one in running]) - columns.num_output_tokens)
         keys = known - columns.num_computed_tokens + to_come + self._ageing * columns.arrival_time
-        key = partial(self._key, view=view)
-        return keep_turns(running, view, self._limits, key, may_lose=may_lose, keys=keys)
+        return keep_turns(running, view, self._limits, lambda one: self._key(one, view), may_lose=may_lose, keys=keys)
 
     def victim(self, candidates: Sequence[RequestView], num_blocks_needed: int, view: SchedulerView) -> RequestView:
         return max(candidates, key=lambda one: (self._key(one, view), one.arrival_time, one.request_id))
@@ -89,10 +87,5 @@ class SRPTPolicy(SchedulingPolicy):
 
 @hookimpl
 def tokenyard_policies() -> Iterator[PolicyDescriptor[SRPTOptions]]:
-    yield PolicyDescriptor(
-        name="srpt",
-        api_version=(1, 7),
-        summary="shortest remaining work first, displacing what has more, by a predicted output",
-        options_type=SRPTOptions,
-        factory=SRPTPolicy,
-    )
+    what = "shortest remaining work first, displacing what has more, by a predicted output"
+    yield PolicyDescriptor(name="srpt", api_version=(1, 7), summary=what, options_type=SRPTOptions, factory=SRPTPolicy)

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from tokenyard.experiments.multirun import Outcome
     from tokenyard.experiments.plan import Plan
 
-_LATENCY = ("latency=linear", "latency.per_step=0.005", "latency.per_token=1e-5")
 _SHOWN = ("ttft mean", "ttft p99", "tpot mean", "tpot p99", "e2e mean")
 
 
@@ -73,16 +72,17 @@ def main(arguments: Sequence[str]) -> int:
 def _plan(given: Given) -> Plan:
     """Runs are simulated unless an override says otherwise; who names no latency model gets one, and is told."""
     from tokenyard.experiments.plan import plan_experiment
+    from tokenyard.experiments.simulate import DEFAULT_LATENCY
 
     overrides = [Flagged("executor=simulated", "experiment"), *given.overrides]
     if given.flags.out is not None:
         overrides.append(Flagged(quote_override("experiment.dir", given.flags.out), "--out"))
     with one_line_errors():
         plan = plan_experiment(
-            overrides, config_file=given.config_file, is_multirun=given.flags.multirun, latency=_LATENCY
+            overrides, config_file=given.config_file, is_multirun=given.flags.multirun, latency=DEFAULT_LATENCY
         )
-    if plan.runs[0].overrides[: len(_LATENCY)] == _LATENCY:
-        say(f"note: no latency model is named; a step takes as long as {' '.join(_LATENCY)} says")
+    if plan.runs[0].overrides[: len(DEFAULT_LATENCY)] == DEFAULT_LATENCY:
+        say(f"note: no latency model is named; a step takes as long as {' '.join(DEFAULT_LATENCY)} says")
     return plan
 
 

@@ -31,7 +31,7 @@ from tokenyard.request import EngineCoreRequest
 from tokenyard.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from tokenyard.catalogue import Catalogue
     from tokenyard.config import EngineConfig
@@ -92,6 +92,12 @@ def calibrate(
         fitted, checked = load.run(seconds)
     finally:
         engine.core.shutdown()
+    return _fit_file(config, engine, fitted, checked)
+
+
+def _fit_file(
+    config: EngineConfig, engine: RunningEngine, fitted: Sequence[MeasuredStep], checked: Sequence[MeasuredStep]
+) -> FitFile:
     fit = fit_steps(fitted)
     return FitFile(
         format=FORMAT,

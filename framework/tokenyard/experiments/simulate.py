@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
@@ -17,6 +18,7 @@ from tokenyard.experiments.records import REQUEST_COLUMNS, STEP_COLUMNS, RunReco
 from tokenyard.experiments.simulation import run_simulated
 from tokenyard.launch.chosen import chosen
 from tokenyard.launch.compose import load_engine_config, load_engine_config_from
+from tokenyard.launch.schema import NO_LATENCY
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,7 +27,11 @@ if TYPE_CHECKING:
     from tokenyard.catalogue import Catalogue
     from tokenyard.config import EngineConfig
 
+logger = logging.getLogger(__name__)
+
 SIMULATED = "executor=simulated"
+DEFAULT_LATENCY = ("latency=linear", "latency.per_step=0.005", "latency.per_token=1e-5")
+"""What a simulation takes where no latency model is named, and tells: an idea works at once, and figures are its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +66,9 @@ def simulate(
     """Run the workload of a config on its scheduler, policy and K/V manager, in virtual time and without a model.
 
     `config`: a list of overrides, or a composed Hydra config (a `@hydra.main` script's own), whose executor is replaced
-    by `simulated`: the same config runs live. It needs a workload and a latency model. `keep_steps=False` saves memory
-    in long runs. Raises ConfigError and PluginError, and ValidationError for a request that cannot be served.
+    by `simulated`: the same config runs live. It needs a workload. `keep_steps=False` saves memory
+    in long runs. Without a latency model a step takes 5 ms and 10 us a token, and a warning says so. Raises ConfigError
+    and PluginError, and ValidationError for a request that cannot be served.
     """
     if isinstance(config, str):
         raise UserError(f"simulate takes a list of overrides, got the text {config!r}; write ['{config}']")
@@ -75,6 +82,7 @@ def simulate(
 
 def simulated(config: EngineConfig, catalogue: Catalogue, *, keep_steps: bool) -> SimulationResult:
     """The same from a config that was converted and checked already."""
+    config = _with_latency(config)
     record = run_simulated(config, catalogue, keeps_steps=keep_steps)
     return SimulationResult(
         metrics=judged(record, config, catalogue), facts=run_facts(config, catalogue), record=record
@@ -85,3 +93,10 @@ def _without_model(config: EngineConfig, catalogue: Catalogue) -> EngineConfig:
     if chosen(catalogue, "executor", config.executor.name, ExecutorDescriptor).is_simulated:
         return config
     return replace(config, executor=replace(config.executor, name="simulated", options=NO_OPTIONS))
+
+
+def _with_latency(config: EngineConfig) -> EngineConfig:
+    if config.latency.name != NO_LATENCY:
+        return config
+    logger.warning("no latency model is named; a step takes as long as %s says", " ".join(DEFAULT_LATENCY))
+    return replace(config, latency=load_engine_config(DEFAULT_LATENCY)[0].latency)

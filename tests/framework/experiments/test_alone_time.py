@@ -85,7 +85,7 @@ def test_where_the_limits_of_chunks_come_from() -> None:
     assert seconds(scheduler(budget=30)) == 4
     assert seconds(scheduler(budget=64, long_prefill_token_threshold=10)) == 10
     assert seconds(scheduler(budget=20, long_prefill_token_threshold=50)) == 5
-    assert seconds(scheduler(budget=200, enable_chunked_prefill=False)) == 1
+    assert seconds(scheduler(budget=50, enable_chunked_prefill=False)) == 1
 
 
 def test_a_constant_step_is_multiplied_and_without_output_there_is_no_time() -> None:

@@ -116,9 +116,7 @@ def test_each_run_has_a_trace_of_its_own(tmp_path: Path) -> None:
     assert (place / "1" / "t.jsonl").is_file()
     assert run(["replay", str(place / "1" / "t.jsonl")]) == 0
     (place / "1" / "result.json").unlink()
-    assert (
-        run(["experiment", "-m", *BASE, "seed=1,2", "trace.path=t.jsonl", "--out", str(place)]) == 0
-    )
+    assert run(["experiment", "-m", *BASE, "seed=1,2", "trace.path=t.jsonl", "--out", str(place)]) == 0
 
 
 def test_a_live_target_needs_no_latency_model() -> None:

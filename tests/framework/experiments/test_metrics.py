@@ -249,6 +249,13 @@ def test_groups_are_what_their_rows_alone_would_give(rows: list[Row]) -> None:
                 assert group[metric] == by_hand([defined(row) for row in finished])
 
 
+def test_a_group_is_judged_by_its_own_requests() -> None:
+    good = Row(arrival=0.0, scheduled=0.5, first=1.0, finish=1.0, output=1, client="a")
+    rows = [good, replace(good, first=2.0, finish=2.0), *[replace(good, client="b")] * 2]
+    groups = cast("dict[str, dict[str, object]]", metrics_of(rows, SLO(ttft=1.0))["by_client"])
+    assert {name: group["attainment"] for name, group in groups.items()} == {"a": 0.5, "b": 1.0}
+
+
 def test_of_very_many_clients_the_largest_have_groups() -> None:
     rows = [Row(arrival=0.0, scheduled=0.0, first=1.0, finish=1.0, output=1, client=f"c{n}") for n in range(100)]
     found = metrics_of([*rows, *rows[90:]])

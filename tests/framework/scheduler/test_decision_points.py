@@ -547,7 +547,7 @@ def test_an_answer_that_is_none_names_the_policy_the_point_and_what_is_allowed(
         engine.step()
         engine.scheduler.wake_at()
 
-    with pytest.raises((PluginError, EngineDeadError), match=f"Odd .*{told}"):
+    with pytest.raises((PluginError, EngineDeadError), match=f"policy probe .*{told}"):
         ask()
 
 
@@ -559,7 +559,7 @@ def test_one_request_twice_is_refused() -> None:
     engine = harness(Twice())
     engine.add(range(4), "a", max_tokens=3)
     engine.step()
-    with pytest.raises(EngineDeadError, match="Twice returned one twice from running_order"):
+    with pytest.raises(EngineDeadError, match="policy probe returned one twice from running_order"):
         engine.step()
 
 

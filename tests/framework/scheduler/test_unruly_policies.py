@@ -151,7 +151,9 @@ def test_requests_from_elsewhere_are_refused_by_name(point: str) -> None:
     engine = harness(policy(**{point: extended}), "scheduler.max_num_seqs=1")
     for name in "abc":
         engine.add([1, 2], name, max_tokens=3)
-    with pytest.raises(EngineDeadError, match=f"policy unruly returned (one twice|others than it was given) from {point}"):
+    with pytest.raises(
+        EngineDeadError, match=f"policy unruly returned (one twice|others than it was given) from {point}"
+    ):
         engine.run()
 
 
