@@ -103,12 +103,12 @@ class SimulatedExecutor(Executor):
 
 
 def load_of(output: SchedulerOutput) -> StepLoad:
-    """What a step computes. A row that computes one token, the last it knows of, behind others, is a decode."""
-    computed, counts = output.num_computed_tokens, output.num_scheduled_tokens
+    """What a step computes. A row that computes one token, the last it knows of, is a decode."""
+    computed, counts, samples = output.num_computed_tokens, output.num_scheduled_tokens, output.samples
     num_rows, num_tokens, context = len(counts), int(counts.sum()), int(computed.sum())
-    if num_rows == num_tokens == np.count_nonzero(output.samples) == np.count_nonzero(computed):
+    if num_rows == num_tokens == np.count_nonzero(samples):
         return StepLoad(num_rows, context)
-    is_decode = (counts == 1) & output.samples & (computed > 0)
+    is_decode = (counts == 1) & samples
     num_decodes, decode_context = int(np.count_nonzero(is_decode)), int(computed @ is_decode)
     return StepLoad(
         num_decodes=num_decodes,

@@ -106,19 +106,15 @@ class BlockPool:
             self._ref_counts[block_id] = 1
         return block_ids
 
-    def pop_one(self) -> int | None:
-        """The same for one block; None when none is free."""
-        if not len(self._free):
-            return None
-        block_id = self._free.pop(1)[0]
-        if self._hashes[block_id] is not None:
-            self._forget(block_id)
-        self._ref_counts[block_id] = 1
-        return block_id
-
     def release(self, block_ids: Iterable[int]) -> None:
         """Drop a reference to each; of those that become free, the first is evicted first."""
         counts, freed = self._ref_counts, []
+        block_ids = tuple(block_ids)
+        if [counts[block_id] for block_id in block_ids].count(1) == len(block_ids) == len(set(block_ids)):
+            for block_id in block_ids:  # nobody shares any of them
+                counts[block_id] = 0
+            self._free.append(block_ids)
+            return
         for block_id in block_ids:
             count = counts[block_id] - 1
             if count < 0:

@@ -121,13 +121,22 @@ class PagedKVCacheManager(KVCacheManager):
             raise RuntimeError(f"request {request.request_id} holds blocks already: only its first call takes {hit}")
         tables = held.tables
         num_new = num_blocks - len(tables[0])
-        if num_new == 1 and len(tables) == 1:  # a decode at the end of its last block
-            return self._grow_by_one(tables[0])
         if num_new <= 0:
             return Allocation((self._ids[:0],) * len(tables), len(tables[0]) * self._block_size)
         if num_new * len(tables) > self.pool.num_free:
             return None
         return Allocation(self._arrays(self._grow(tables, num_new)), len(tables[0]) * self._block_size)
+
+    def allocate_next(self, requests: Sequence[KVRequest]) -> Sequence[Allocation] | None:
+        if len(self._groups) > 1 or len(requests) > self.pool.num_free:
+            return None
+        size, ids, held = self._block_size, self._ids, self._held
+        allocations = []
+        for request, block_id in zip(requests, self.pool.pop(len(requests)), strict=True):
+            table = held[request.request_id].tables[0]
+            table.append(block_id)
+            allocations.append(Allocation((ids[block_id : block_id + 1],), len(table) * size))
+        return allocations
 
     def commit(self, request: KVRequest, num_computed_tokens: int) -> None:
         held = self._held.get(request.request_id)
@@ -257,13 +266,6 @@ class PagedKVCacheManager(KVCacheManager):
         if self._host is not None:
             self._swap_in(self._host, request, held, loads)
         return Allocation(self._arrays(tables), len(tables[0]) * self._block_size)
-
-    def _grow_by_one(self, table: list[int]) -> Allocation | None:
-        block_id = self.pool.pop_one()
-        if block_id is None:
-            return None
-        table.append(block_id)
-        return Allocation((self._ids[block_id : block_id + 1],), len(table) * self._block_size)
 
     def _hit_tables(self, request: KVRequest, hit: Hit, loads: list[Load]) -> list[list[int]]:
         """The block tables behind a hit; `loads` gets what has to be copied from host memory, with block 0 there."""

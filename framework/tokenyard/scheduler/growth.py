@@ -52,18 +52,21 @@ class BlockGrowth:
 
         No row has been given to the step yet, so everybody who runs may be a victim, and nobody who is one has run.
         """
-        table, allocate, add_blocks = self._table, self._kv.allocate, self._steps.add_blocks
+        table = self._table
         named = slots[lacking]
         starts = -(-table.valid_until[named] // self._block_size)
+        rows = list(zip(named.tolist(), starts.tolist(), known[lacking].tolist(), strict=True))
+        if self._grow_by_one(rows):
+            return None
         waits = []
-        for slot, start, num_tokens in zip(named.tolist(), starts.tolist(), known[lacking].tolist(), strict=True):
+        for slot, start, num_tokens in rows:
             request = table.requests[slot]
             if request is None:  # somebody before it took its blocks
                 continue
-            allocation = allocate(request, num_tokens) or self._allocate_by_force(request, num_tokens)
+            allocation = self._kv.allocate(request, num_tokens) or self._allocate_by_force(request, num_tokens)
             if allocation is not None:
                 table.valid_until[slot] = allocation.valid_until_tokens
-                add_blocks(slot, start, allocation)
+                self._steps.add_blocks(slot, start, allocation)
             elif table.requests[slot] is request:
                 waits.append(slot)
         if not self.has_preempted and not waits:
@@ -92,6 +95,24 @@ class BlockGrowth:
         """Blocks that have to become free for `request`, when those of `without` hold none of its hit any more."""
         needed = num_blocks_needed(self._kv, request, self._block_size, without)
         return needed - self._kv.usage.num_free_blocks
+
+    def _grow_by_one(self, rows: Sequence[tuple[int, int, int]]) -> bool:
+        """A further block for each of (slot, blocks that it has, tokens to hold), where one is enough for all.
+
+        False, with nothing changed: it is not, or there are too few.
+        """
+        size, requests = self._block_size, self._table.requests
+        named = [request for slot, _, _ in rows if (request := requests[slot]) is not None]
+        if len(named) < len(rows) or any(num_tokens > (start + 1) * size for _, start, num_tokens in rows):
+            return False
+        allocations = self._kv.allocate_next(named)
+        if allocations is None:
+            return False
+        valid_until, add_blocks = self._table.valid_until, self._steps.add_blocks
+        for (slot, start, _), allocation in zip(rows, allocations, strict=True):
+            valid_until[slot] = allocation.valid_until_tokens
+            add_blocks(slot, start, allocation)
+        return True
 
     def _allocate_by_force(self, request: Request, num_tokens: int) -> Allocation | None:
         """Preempt until there are blocks. None: `request` is gone itself, or waits for blocks of steps in flight."""
