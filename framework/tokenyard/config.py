@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,9 @@ class TraceConfig:
     chrome: str | None = None  # of a new file for chrome://tracing or ui.perfetto.dev; None = none
 
 
+ArrivalMode: TypeAlias = Literal["trace", "sequential", "all_at_once", "closed_loop"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadConfig:
     """Group `workload`: the requests of a simulation or an experiment; nothing else reads it."""
@@ -101,12 +104,9 @@ class WorkloadConfig:
     name: str = "none"
     limit: int | None = None  # requests at most; None = all that there are
     time_scale: float = 1.0  # arrival times are multiplied by it: 0.5 = twice the load
-    # When requests come: at their own times, each when the last one has ended, all at once, or as many at a time as
-    # `concurrency` says.
-    arrivals: Literal["trace", "sequential", "all_at_once", "closed_loop"] = "trace"
+    arrivals: ArrivalMode = "trace"  # at their own times, each when the last has ended, all at once, so many at a time
     concurrency: int | None = None  # requests at a time, of arrivals=closed_loop alone
-    # Clients for requests that have none: how many, or {number: 10, zipf: 1.0, seed: 0}; None = they stay without.
-    clients: int | Mapping[str, object] | None = None
+    clients: int | Mapping[str, object] | None = None  # for requests without one: 10, or {number: 10, zipf: 1, seed: 0}
     options: object = NO_OPTIONS
 
 
@@ -124,9 +124,9 @@ class ExperimentConfig:
     """Group `experiment`: what a workload is run on, and what its results are judged by."""
 
     target: str | None = None  # URL of a server of OpenAI's API to send the workload to; None = an engine of our own
-    slo: SLOConfig = field(default_factory=SLOConfig)
+    slo: SLOConfig = field(default_factory=SLOConfig)  # what a good request meets, each with its unit: ttft=500ms
     client_weights: Mapping[str, float] = field(default_factory=dict)  # shares that fairness is judged by; others 1
-    sinks: tuple[Literal["mlflow", "tensorboard", "wandb"], ...] = ()  # where the metrics of a run go, besides its folder
+    sinks: tuple[Literal["mlflow", "tensorboard", "wandb"], ...] = ()  # where metrics of runs go besides
     dir: str | None = None  # of `tokenyard experiment`: where runs go; None = experiments/DATE/TIME
     jobs: int | None = None  # runs at a time; None = as many as there are cores, of live ones 1
     keep_steps: bool = True  # write each step of a run down too: pictures of a run over time need it

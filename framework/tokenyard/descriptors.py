@@ -103,7 +103,7 @@ class AttentionBackendDescriptor(Descriptor[OptionsT]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorDescriptor(Descriptor[OptionsT]):
-    """An executor, chosen by `executor=NAME`; one that `is_simulated` (API 1.7) has no model and runs in virtual time."""
+    """An executor, chosen by `executor=NAME`; one that `is_simulated` (API 1.7) has no model, and virtual time."""
 
     kind = "executor"
     factory: Callable[[OptionsT, ExecutorContext], Executor]

@@ -10,16 +10,30 @@ from types import ModuleType
 from tokenyard import interfaces
 
 from reference_sections.markdown import bullet, code, fenced, joined, table
-from reference_sections.source import MethodDoc, bases_of, doc_of, fields_of, functions_of, members_of, methods_of
+from reference_sections.source import (
+    MethodDoc,
+    bases_of,
+    constants_of,
+    doc_of,
+    fields_of,
+    functions_of,
+    members_of,
+    methods_of,
+)
 
 _MODULES = (
     "engine_core",
     "scheduler",
     "policy",
+    "outcomes",
+    "columns",
     "turns",
     "alone",
+    "client_counters",
+    "option_checks",
     "predictor",
     "latency",
+    "workload",
     "kv_cache",
     "eviction",
     "attention",
@@ -42,7 +56,14 @@ def data() -> str:
 
 def _contract(module: ModuleType) -> str:
     functions = [row for row in functions_of(module) if row.name in interfaces.__all__]
-    return joined([_section(module), *(joined([f"### {row.name}", method(row)]) for row in functions)])
+    constants = [row for row in constants_of(module) if row.name in interfaces.__all__]
+    return joined(
+        [
+            _section(module),
+            *(joined([f"### {row.name}", f"{code(row.signature)}: {row.doc}"]) for row in constants),
+            *(joined([f"### {row.name}", method(row)]) for row in functions),
+        ]
+    )
 
 
 def _section(module: ModuleType) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import io
+import itertools
 import textwrap
 import tokenize
 from collections.abc import Iterator, Mapping
@@ -143,6 +144,16 @@ def methods_of(owner: type, user: type | None = None) -> list[MethodDoc]:
         for item in node.body
         if isinstance(item, _FUNCTIONS) and not item.name.startswith("_") and not _is_property(item)
     ]
+
+
+def constants_of(module: ModuleType) -> list[MethodDoc]:
+    """The names of a module with a docstring behind their value."""
+    read, found = _read(module), []
+    for node, after in itertools.pairwise(read.tree.body):
+        if isinstance(node, ast.Assign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            name, text = _segment(read, node.targets[0]), inspect.cleandoc(str(after.value.value))
+            found.append(MethodDoc(name, _segment(read, node), text))
+    return found
 
 
 def functions_of(module: ModuleType) -> list[MethodDoc]:

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 SIMULATED = "executor=simulated"
 DEFAULT_LATENCY = ("latency=linear", "latency.per_step=0.005", "latency.per_token=1e-5")
-"""What a simulation takes where no latency model is named, and tells: an idea works at once, and figures are its own."""
+"""What a simulation takes, and says so, where no latency model is named: an idea can be tried at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
