@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SIMULATED = "executor=simulated"
-DEFAULT_LATENCY = ("latency=linear", "latency.per_step=0.005", "latency.per_token=1e-5")
+DEFAULT_LATENCY = ("latency=linear", "latency.per_step=0.02", "latency.per_token=7e-5")
 """What a simulation takes, and says so, where no latency model is named: an idea can be tried at once."""
 
 
@@ -67,7 +67,7 @@ def simulate(
 
     `config`: a list of overrides, or a composed Hydra config (a `@hydra.main` script's own), whose executor is replaced
     by `simulated`: the same config runs live. It needs a workload. `keep_steps=False` saves memory
-    in long runs. Without a latency model a step takes 5 ms and 10 us a token, and a warning says so. Raises ConfigError
+    in long runs. Without a latency model a step takes 20 ms and 70 us a token, and a warning says so. Raises ConfigError
     and PluginError, and ValidationError for a request that cannot be served.
     """
     if isinstance(config, str):

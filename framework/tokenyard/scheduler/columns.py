@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tokenyard.scheduler.slots import TOKENS
 from tokenyard.scheduler.stays import Stays
 
 if TYPE_CHECKING:
@@ -78,8 +77,7 @@ class RunningColumns:
 
     @cached_property
     def num_computed_tokens(self) -> IntArray:
-        in_flight: IntArray = self._table.in_flight[self._slots, TOKENS]
-        return self._table.num_computed[self._slots] - in_flight
+        return self._table.num_computed[self._slots] - self._table.tokens_in_flight[self._slots]
 
     @cached_property
     def attained_service(self) -> LongArray:

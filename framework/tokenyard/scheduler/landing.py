@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tokenyard.scheduler.outcomes import OutcomeMaker
-from tokenyard.scheduler.slots import STEPS, TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,7 +47,7 @@ class Landing:
         if not self._commits:
             return
         table, size = self._table, self._block_size
-        computed = table.num_computed[slots] - table.in_flight[slots, TOKENS]
+        computed = table.num_computed[slots] - table.tokens_in_flight[slots]
         full = computed >= table.commit_at[slots]
         if not np.count_nonzero(full):
             return
@@ -66,7 +65,7 @@ class Landing:
         """
         table = self._table
         for slot in output.slots[output.samples & (result.num_sampled == 0)].tolist():
-            if table.requests[slot] is not None and not table.in_flight[slot, STEPS]:
+            if table.requests[slot] is not None and not table.tokens_in_flight[slot]:
                 table.service_before[slot] += 1
                 table.num_computed[slot] -= 1
 
@@ -77,7 +76,7 @@ class Landing:
                 self._running.drop_steps(int(output.slots[row]))
         for slot in output.slots[output.samples & (result.num_sampled != 1)].tolist():
             request = self._table.requests[slot]
-            if request is not None and self._table.in_flight[slot, STEPS]:
+            if request is not None and self._table.tokens_in_flight[slot]:
                 self._preemptor.restart(request)
 
     def outcomes(self, output: SchedulerOutput, taken: Taken, landed: Landed, ended: set[str]) -> StepOutcomes:

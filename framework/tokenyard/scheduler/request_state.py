@@ -8,7 +8,6 @@ import numpy as np
 
 from tokenyard.interfaces.scheduler import RequestSnapshot, RequestStatus
 from tokenyard.sampling_params import SamplingParams
-from tokenyard.scheduler.slots import TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -110,13 +109,13 @@ class Request:
     def num_computed_tokens(self) -> int:
         if self._table is None or self.slot is None:
             return 0
-        return int(self._table.num_computed[self.slot] - self._table.in_flight[self.slot, TOKENS])
+        return int(self._table.num_computed[self.slot] - self._table.tokens_in_flight[self.slot])
 
     @property
     def num_in_flight_tokens(self) -> int:
         if self._table is None or self.slot is None:
             return 0
-        return int(self._table.in_flight[self.slot, TOKENS])
+        return int(self._table.tokens_in_flight[self.slot])
 
     @property
     def num_output_tokens(self) -> int:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from tokenyard.interfaces.scheduler import RequestStatus
-from tokenyard.scheduler.slots import STEPS, TOKENS
 from tokenyard.scheduler.step import NO_SLOTS, StepBuilder
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ class RunningBatch:
     def prefills(self) -> list[Request]:
         """Those that lack the K/V of more than their last token, by what has landed, in admission order."""
         slots, table = self.slots(), self._table
-        computed = table.num_computed[slots] - table.in_flight[slots, TOKENS]
+        computed = table.num_computed[slots] - table.tokens_in_flight[slots]
         chosen = slots[table.num_tokens[slots] - computed > 1]
         return [request for slot in chosen.tolist() if (request := table.requests[slot]) is not None]
 
@@ -133,7 +132,7 @@ class RunningBatch:
             self._entered.remove(slot)
         else:
             self._has_left = True
-        if self._table.in_flight[slot, STEPS]:
+        if self._table.tokens_in_flight[slot]:
             self._landing[slot] = request
             self._landing_ids.add(request.request_id)
             if drops_steps:
@@ -162,7 +161,7 @@ class RunningBatch:
             request = self._landing[slot]
             if request.status is RequestStatus.PREEMPTED and slot not in self._dropped:
                 preempted.append((row, request))
-            if not table.in_flight[slot, STEPS]:
+            if not table.tokens_in_flight[slot]:
                 del self._landing[slot]
                 self._landing_ids.discard(request.request_id)
                 self._dropped.discard(slot)

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 _NO_TOKEN = -1  # pads rows of stop ids; never equal to a token id
 _FIRST_WIDTH = 1024  # positions
 
-# Columns of SlotTable.in_flight: one gather and one scatter move all of them.
-TOKENS, SAMPLED, STEPS = range(3)  # tokens computed, tokens sampled, steps
-
 
 class SlotTable:
     """C = capacity. A slot is reused only after the last in-flight step that names it has been updated."""
@@ -32,7 +29,8 @@ class SlotTable:
         self.token_ids = np.zeros((capacity, min(max_model_len + 1, _FIRST_WIDTH)), dtype=np.int32)
         self.num_tokens = np.zeros(capacity, dtype=np.int32)  # known: prompt and delivered output
         self.num_computed = np.zeros(capacity, dtype=np.int32)  # scheduled so far, steps in flight included
-        self.in_flight = np.zeros((capacity, 3), dtype=np.int32)  # of steps not updated yet: see the columns below
+        self.tokens_in_flight = np.zeros(capacity, dtype=np.int32)  # computed by steps not updated yet; 0 = in none
+        self.sampled_in_flight = np.zeros(capacity, dtype=np.int32)  # sampled by them
         self.max_total_tokens = np.zeros(capacity, dtype=np.int32)
         self.valid_until = np.zeros(capacity, dtype=np.int32)  # tokens that the block table can hold
         self.min_stop_tokens = np.zeros(capacity, dtype=np.int32)  # no stop token counts below this length
@@ -55,7 +53,7 @@ class SlotTable:
     def known_tokens(self, slots: LongArray, *, has_steps_in_flight: bool) -> IntArray:
         """[len(slots)] tokens that are known once what is in flight has landed."""
         known = self.num_tokens[slots]
-        return known + self.in_flight[slots, SAMPLED] if has_steps_in_flight else known
+        return known + self.sampled_in_flight[slots] if has_steps_in_flight else known
 
     def acquire(self, request: Request) -> Slot:
         """Give `request` a slot and move its tokens there."""
@@ -114,7 +112,8 @@ class SlotTable:
             "token_ids",
             "num_tokens",
             "num_computed",
-            "in_flight",
+            "tokens_in_flight",
+            "sampled_in_flight",
             "max_total_tokens",
             "min_stop_tokens",
             "valid_until",

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from tokenyard.scheduler.slots import SAMPLED, TOKENS
 from tokenyard.scheduler_output import BlockTableUpdate, HostTransfer, RequestStart, SchedulerOutput, Slot
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 ArrayT = TypeVar("ArrayT", bound="np.ndarray")
 
-_ONE_EACH = np.ones(3, dtype=np.int32)  # a decode: one token computed, one sampled, one step
 NO_SLOTS: LongArray = np.empty(0, dtype=np.intp)
 
 
@@ -36,17 +34,12 @@ class StepBuilder:
         self._generations: IntArray = np.empty(0, dtype=np.int32)
         self._ones: IntArray = np.empty(0, dtype=np.int32)
         self._trues: BoolArray = np.empty(0, dtype=np.bool_)
-        self._moved: dict[int, IntArray] = {}  # by step in flight
+        self.num_in_flight = 0  # steps that have not landed
         self._slots: list[int] = []  # of the rows that are no decodes
         self._counts: list[int] = []
         self._new: list[RequestStart] = []
         self._resumed: list[RequestStart] = []
         self._updates: list[BlockTableUpdate] = []
-
-    @property
-    def num_in_flight(self) -> int:
-        """Steps that have not landed."""
-        return len(self._moved)
 
     @property
     def has_rows(self) -> bool:
@@ -97,7 +90,7 @@ class StepBuilder:
     ) -> SchedulerOutput:
         """The step, counted as in flight from now on; a row was added to it."""
         table = self._table
-        slots, counts, samples, moved = self._rows()
+        slots, counts, samples = self._rows()
         before = table.num_computed[slots]
         after = before + counts
         output = SchedulerOutput(
@@ -117,11 +110,13 @@ class StepBuilder:
             host_transfers=host_transfers,
         )
         table.num_computed[slots] = after
-        if self._moved:
-            table.in_flight[slots] += moved
+        if self.num_in_flight:
+            table.tokens_in_flight[slots] += counts
+            table.sampled_in_flight[slots] += samples
         else:  # alone in flight, as every step of a loop that does not overlap
-            table.in_flight[slots] = moved
-        self._moved[self.num_steps] = moved
+            table.tokens_in_flight[slots] = counts
+            table.sampled_in_flight[slots] = samples
+        self.num_in_flight += 1
         self.num_steps += 1
         self.num_prefills = len(self._slots)
         self._ended.clear()
@@ -129,29 +124,28 @@ class StepBuilder:
         return output
 
     def land(self, output: SchedulerOutput) -> None:
-        """A step has come back: what it added to SlotTable.in_flight goes."""
-        moved = self._moved.pop(output.step)
-        if self._moved:
-            self._table.in_flight[output.slots] -= moved
+        """A step has come back: what it had in flight is so no longer."""
+        table, slots = self._table, output.slots
+        self.num_in_flight -= 1
+        if self.num_in_flight:
+            table.tokens_in_flight[slots] -= output.num_scheduled_tokens
+            table.sampled_in_flight[slots] -= output.samples
         else:
-            self._table.in_flight[output.slots] = 0
+            table.tokens_in_flight[slots] = table.sampled_in_flight[slots] = 0
 
-    def _rows(self) -> tuple[LongArray, IntArray, BoolArray, IntArray]:
-        """Slots, counts, which rows sample, and what goes in flight. Decodes first, then the others as they came."""
+    def _rows(self) -> tuple[LongArray, IntArray, BoolArray]:
+        """Slots, counts, and which rows sample. Decodes first, then the others as they came."""
         decodes, num_decodes = self._decodes, len(self._decodes)
         if num_decodes > len(self._ones):
             self._ones, self._trues = _frozen(np.ones(num_decodes, np.int32)), _frozen(np.ones(num_decodes, np.bool_))
         ones, trues = self._ones[:num_decodes], self._trues[:num_decodes]
         if not self._slots:
-            return decodes, ones, trues, _ONE_EACH
+            return decodes, ones, trues
         table = self._table
         slots, counts = np.array(self._slots, dtype=np.intp), np.array(self._counts, dtype=np.int32)
-        known = table.known_tokens(slots, has_steps_in_flight=bool(self._moved))
+        known = table.known_tokens(slots, has_steps_in_flight=self.num_in_flight > 0)
         samples = np.concatenate((trues, table.num_computed[slots] + counts == known))
-        counts = np.concatenate((ones, counts))
-        moved = np.ones((len(counts), 3), dtype=np.int32)
-        moved[:, TOKENS], moved[:, SAMPLED] = counts, samples
-        return np.concatenate((decodes, slots)), counts, samples, moved
+        return np.concatenate((decodes, slots)), np.concatenate((ones, counts)), samples
 
     def _wants_prompt_logprobs(self, ends: IntArray) -> BoolArray | None:
         """[R] of rows whose tokens up to `ends` [R] are computed then; None = none. Decodes compute no such token."""

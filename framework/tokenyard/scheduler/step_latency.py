@@ -10,7 +10,6 @@ import numpy as np
 
 from tokenyard.errors import PluginError
 from tokenyard.interfaces.latency import StepLoad
-from tokenyard.scheduler.slots import SAMPLED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,7 +80,7 @@ def step_latency(context: SchedulerContext, table: SlotTable, running: RunningBa
 
 def running_decodes(table: SlotTable, slots: LongArray) -> StepLoad:
     """Those of `slots` whose next step is a decode, and the tokens whose K/V they will read."""
-    known = table.num_tokens[slots] + table.in_flight[slots, SAMPLED]
+    known = table.num_tokens[slots] + table.sampled_in_flight[slots]
     computed = table.num_computed[slots]
     is_decode = (known - computed == 1) & (known < table.max_total_tokens[slots])
     return StepLoad(
