@@ -167,6 +167,6 @@ class EngineCoreOutputs:
     finished_kv_transfers: Sequence[str] = ()
     stats: SchedulerStats | None = None  # None with engine.log_stats=false
     events: Sequence[RequestEvent] = ()  # none with engine.log_stats=false (since API 1.5)
-    num_scheduled_tokens: int = 0  # of the step, prefill and decode together; 0 = not told (since API 1.5)
+    num_scheduled_tokens: int = 0  # of the step, prefill and decode together (since API 1.5)
     kv_events: Sequence[KVEvent] = ()  # only when an observer wants them
     did_run: bool = True  # False: nothing could be scheduled, so the driver waits instead of stepping again at once

@@ -27,6 +27,7 @@ CALLS: Mapping[str, tuple[str, ...]] = {
     "kv_cache": (
         "lookup",
         "allocate",
+        "allocate_next",
         "commit",
         "free",
         "take_events",

@@ -19,16 +19,16 @@ class FIFOEviction(RankedEviction):
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks)
         self._num_written = 0
-        self._written = [0] * (num_blocks + 1)  # by block: its place in the order of writing
+        self._places = [0] * (num_blocks + 1)  # by block: in the order of writing
 
     def on_written(self, block_ids: Sequence[int]) -> None:
         super().on_written(block_ids)
         for block_id in reversed(block_ids):
             self._num_written += 1
-            self._written[block_id] = self._num_written
+            self._places[block_id] = self._num_written
 
     def rank(self, block_id: int) -> int:
-        return self._written[block_id]
+        return self._places[block_id]
 
 
 def _make(options: NoOptions, context: EvictionContext) -> EvictionRule:

@@ -24,7 +24,7 @@ _MOST = 1000
 class ProfiledOptions:
     """Options of `latency=profiled`."""
 
-    profile: str  # the name of one that ships, or a folder with a profile.json
+    profile: str = ""  # must be given: the name of one that ships, or a folder with a profile.json
     overhead: float = 0.0  # seconds that a step takes besides its kernels, such as launching them
     scale: float = 1.0  # how long a kernel takes, as a multiple of what was measured
 

@@ -10,6 +10,7 @@ import pytest
 from tokenyard.errors import ConfigError
 from tokenyard.interfaces import LatencyModelContext
 from tokenyard.launch.compose import load_engine_config
+from tokenyard.launch.steering import make_latency_model
 from tokenyard_plugins import latency_profiled
 from tokenyard_plugins._latency import grid, tables
 
@@ -65,9 +66,9 @@ def test_the_kernels_that_these_tests_break_are_whole(kernels: Path) -> None:
     load(kernels)
 
 
-def test_a_latency_model_without_its_profile_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"latency\.profile has no value"):
-        load_engine_config(["latency=profiled"])
+def test_a_latency_model_without_its_profile_names_those_that_ship() -> None:
+    with pytest.raises(ConfigError, match=r"latency\.profile=''.*, or one of .*rtx4090-llama-3\.1-8b"):
+        make_latency_model(*load_engine_config(["latency=profiled"]))
 
 
 def test_an_unknown_profile_is_told_what_there_is(tmp_path: Path) -> None:

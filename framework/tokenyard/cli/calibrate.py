@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,8 +11,10 @@ from typing import TYPE_CHECKING
 from tokenyard.cli.arguments import Parser, make_parser, parse
 from tokenyard.cli.terminal import say
 from tokenyard.errors import ConfigError, UserError
+from tokenyard.launch.overrides import quote_override
 
 if TYPE_CHECKING:
+    from tokenyard.cli.arguments import Given
     from tokenyard.latency_fit import Errors, FitFile
 
 _LEAST, _MOST = 1.0, 3600.0  # seconds
@@ -52,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     if given.flags.json:
         print(json.dumps({"path": str(path), **msgspec.to_builtins(file)}))
     else:
-        print(_told(file, path))
+        print(_told(file, path, given))
     return 0
 
 
@@ -69,14 +72,21 @@ def _check_target(path: Path) -> None:
             raise UserError(f"--to {path}: there is something else; name another file, or remove it") from error
 
 
-def _told(file: FitFile, path: Path) -> str:
+def _told(file: FitFile, path: Path, given: Given) -> str:
     return "\n".join(
         [
             f"in-sample: {_errors(file.in_sample)}",
             f"held-out:  {_errors(file.held_out)}",
-            f"use it with: executor=simulated latency=fitted latency.path={path}",
+            f"use it with: {shlex.join(_use(path, given))}",
         ]
     )
+
+
+def _use(path: Path, given: Given) -> list[str]:
+    """The settings that were measured, simulated: with others the file says little, and `latency=fitted` warns."""
+    overrides = (one if isinstance(one, str) else one.override for one in given.overrides)
+    config = [] if given.config_file is None else ["--config", str(given.config_file)]
+    return [*config, *overrides, "executor=simulated", "latency=fitted", quote_override("latency.path", str(path))]
 
 
 def _errors(errors: Errors) -> str:

@@ -116,18 +116,19 @@ def _table(outcomes: Sequence[Outcome]) -> str:
     """A line for each run that is done, in milliseconds; of a single run more."""
     from tokenyard.bench.report import table
     from tokenyard.experiments.run_folder import read_result
-    from tokenyard.experiments.summary import told_metrics
+    from tokenyard.experiments.summary import told_run
 
     if len(outcomes) == 1 and outcomes[0].status != "failed":
-        return told_metrics(cast("Mapping[str, object]", read_result(outcomes[0].folder)["metrics"]))
+        result = read_result(outcomes[0].folder)
+        return told_run(*(cast("Mapping[str, object]", result[key]) for key in ("metrics", "facts")))
     rows = []
     for outcome in outcomes:
         if outcome.status == "failed":
             continue
         metrics = read_result(outcome.folder)["metrics"]
         times = {name: _milliseconds(metrics, *name.split(" ")) for name in _SHOWN}
-        rows.append({"run": outcome.run.number, "": " ".join(outcome.run.varying), **times})
-    return table(rows, ["run", "", *_SHOWN]) if rows else "no run is done"
+        rows.append({"run": outcome.run.number, "milliseconds": " ".join(outcome.run.varying), **times})
+    return table(rows, ["run", "milliseconds", *_SHOWN]) if rows else "no run is done"
 
 
 def _milliseconds(metrics: object, name: str, statistic: str) -> object:

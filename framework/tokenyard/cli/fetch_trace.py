@@ -37,6 +37,8 @@ def main(arguments: Sequence[str]) -> int:
         print("\n".join(_listed(source) for source in FETCHABLE.values()))
         return 0
     source = FETCHABLE[_name(flags.words)]
+    if flags.to == "":
+        raise UserError("--to is empty; it takes the folder to put the trace in")
     folder = fetched_dir() if flags.to is None else Path(flags.to)
     say(f"{source.attribution}\nsource: {source.url}")
     with _progress(source) as on_bytes:

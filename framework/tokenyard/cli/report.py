@@ -36,8 +36,9 @@ def main(arguments: Sequence[str]) -> int:
     given = parse(command_parser(), arguments)
     if given.overrides or given.config_file is not None:
         raise UserError("report takes no config: it reads what runs were made with from their folders")
-    if len(given.words) != 1:
-        raise UserError(f"report takes one folder, got {len(given.words)}: tokenyard report DIR")
+    if len(given.words) != 1 or not given.words[0]:
+        got = "''" if given.words == [""] else len(given.words)
+        raise UserError(f"report takes one folder, got {got}: tokenyard report DIR")
     from tokenyard.experiments.report.write import write_report
 
     flags = given.flags

@@ -44,9 +44,9 @@ def main(arguments: Sequence[str]) -> int:
     if given.flags.json:
         print(json.dumps({**result.metrics, "facts": result.facts}))
         return 0
-    from tokenyard.experiments.summary import told_metrics
+    from tokenyard.experiments.summary import told_run
 
-    print(told_metrics(result.metrics))
+    print(told_run(result.metrics, result.facts))
     return 0
 
 

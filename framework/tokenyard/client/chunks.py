@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 
@@ -26,11 +28,14 @@ class Choice(msgspec.Struct):
         return self.text or (self.delta.content if self.delta is not None else None) or ""
 
 
+Tokens = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+
+
 class Usage(msgspec.Struct):
     """Tokens, as the server counts them."""
 
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: Tokens = 0
+    completion_tokens: Tokens = 0
 
 
 class Chunk(msgspec.Struct):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 ResultT_co = TypeVar("ResultT_co", covariant=True)
 
 VOCAB_SIZE = 2**31 - 1  # what a 32-bit token id can name
+_LONGEST_STEP = 1e9  # seconds: three decades
 OUTPUT_TOKEN = 0  # what every row of every step is said to have sampled
 
 
@@ -69,15 +70,29 @@ class SimulatedExecutor(Executor):
         """There is nothing to allocate."""
 
     def execute_model(self, output: SchedulerOutput) -> _Done[None]:
-        seconds = self._latency.step_seconds(load_of(output))
-        if not 0 < seconds < float("inf"):  # also refuses NaN
+        seconds = self._seconds_of(load_of(output))
+        begin = max(self._free_at, self._clock.now())
+        self._free_at = begin + seconds
+        if self._free_at == begin:
             raise PluginError(
-                f"latency model {type(self._latency).__name__} returned {seconds!r} for {load_of(output)}; "
-                "step_seconds must be a finite number of seconds above 0"
+                f"a step of {seconds!r} s at time {begin!r} ends when it begins: numbers of 64 bits cannot tell; "
+                "choose longer steps or earlier times"
             )
-        self._free_at = max(self._free_at, self._clock.now()) + seconds
         self._waiting.append((output, self._free_at))
         return _EXECUTED
+
+    def _seconds_of(self, load: StepLoad) -> float:
+        name = type(self._latency).__name__
+        try:
+            seconds = self._latency.step_seconds(load)
+        except Exception as error:
+            raise PluginError(f"latency model {name} raised {type(error).__name__} for {load}: {error}") from error
+        if not isinstance(seconds, float | int) or not 0 < seconds <= _LONGEST_STEP:  # also refuses NaN
+            raise PluginError(
+                f"latency model {name} returned {seconds!r} for {load}; step_seconds must be a "
+                f"number of seconds above 0 and at most {_LONGEST_STEP:g}"
+            )
+        return seconds
 
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> _Done[ModelRunnerOutput]:
         output, ready_at = self._waiting.pop(0)
@@ -104,16 +119,14 @@ class SimulatedExecutor(Executor):
 
 def load_of(output: SchedulerOutput) -> StepLoad:
     """What a step computes. A row that computes one token, the last it knows of, is a decode."""
-    computed, counts, samples = output.num_computed_tokens, output.num_scheduled_tokens, output.samples
-    num_rows, num_tokens, context = len(counts), int(counts.sum()), int(computed.sum())
-    if num_rows == num_tokens == np.count_nonzero(samples):
-        return StepLoad(num_rows, context)
-    is_decode = (counts == 1) & samples
-    num_decodes, decode_context = int(np.count_nonzero(is_decode)), int(computed @ is_decode)
+    computed, counts = output.num_computed_tokens, output.num_scheduled_tokens
+    is_prefill = (counts > 1) | ~output.samples
+    chunks, before = counts[is_prefill].tolist(), computed[is_prefill].tolist()  # a few, mostly
+    prefill_context = sum(before)
     return StepLoad(
-        num_decodes=num_decodes,
-        num_decode_context_tokens=decode_context,
-        num_prefills=num_rows - num_decodes,
-        num_prefill_tokens=num_tokens - num_decodes,
-        num_prefill_context_tokens=context - decode_context,
+        num_decodes=len(counts) - len(chunks),
+        num_decode_context_tokens=int(computed.sum()) - prefill_context,
+        num_prefills=len(chunks),
+        num_prefill_tokens=sum(chunks),
+        num_prefill_context_tokens=prefill_context,
     )

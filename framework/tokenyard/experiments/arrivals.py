@@ -6,7 +6,8 @@ import heapq
 import itertools
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from tokenyard.errors import ConfigError
+from tokenyard.errors import UserError
+from tokenyard.experiments.checked_workload import CheckedWorkload
 
 if TYPE_CHECKING:
     import threading
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 SentT = TypeVar("SentT")
 
+MOST_SECONDS = 1e10  # three centuries: later than that a time and the end of a short step are one number
+
 
 class Arrived(NamedTuple):
     """A request that has been sent: its number, counted from 0 in order of arrival, and when that was."""
@@ -24,6 +27,11 @@ class Arrived(NamedTuple):
     number: int
     request: WorkloadRequest
     arrival: float  # engine-clock seconds
+
+    @property
+    def request_id(self) -> str:
+        """The number, such that ids in order of text are in order of arrival: they break an engine's last ties."""
+        return f"{self.number:010d}"
 
 
 class WorkloadArrivals(Generic[SentT]):
@@ -36,9 +44,9 @@ class WorkloadArrivals(Generic[SentT]):
     event: threading.Event | None = None
 
     def __init__(self, workload: Workload, config: WorkloadConfig, make: Callable[[Arrived], SentT]) -> None:
-        self._workload = workload
+        self._workload = CheckedWorkload(workload, config.name)
         self._scale = config.time_scale
-        self._coming = itertools.islice(workload.requests(), config.limit)
+        self._coming = itertools.islice(self._workload.requests(), config.limit)
         self._left = config.limit
         self._make = make
         self._follow_ups: list[tuple[float, int, WorkloadRequest]] = []  # a heap
@@ -72,10 +80,11 @@ class WorkloadArrivals(Generic[SentT]):
     def next_time(self) -> float | None:
         if self._is_used_up:
             return None
-        moments = [] if self._next is None else [self._next[0]]
-        if self._follow_ups:
-            moments.append(self._follow_ups[0][0])
-        return min(moments, default=None)
+        moment = None if self._next is None else self._next[0]
+        if not self._follow_ups:
+            return moment
+        follow_up = self._follow_ups[0][0]
+        return follow_up if moment is None else min(moment, follow_up)
 
     def is_exhausted(self) -> bool:
         return self._is_used_up or (self._next is None and not self._follow_ups)
@@ -83,13 +92,8 @@ class WorkloadArrivals(Generic[SentT]):
     def ended(self, number: int, end: float) -> None:
         """A request has ended, however it did."""
         request = self._open.pop(number)
-        for follow_up in self._workload.follow_ups(request, end):
-            if follow_up.arrival < end:
-                raise ConfigError(
-                    f"workload: a follow-up of request {number} arrives at {follow_up.arrival}, before that has ended "
-                    f"at {end}"
-                )
-            self._push(follow_up.arrival, follow_up)
+        for follow_up in self._workload.follow_ups(request, end, number):
+            self._push(_in_time(follow_up.arrival), follow_up)
         if self._mode in ("sequential", "closed_loop"):
             self._send_next_at(end)
 
@@ -113,7 +117,7 @@ class WorkloadArrivals(Generic[SentT]):
         request = next(self._coming, None)
         if request is None:
             return None
-        return (0.0 if self._mode == "all_at_once" else request.arrival * self._scale), request
+        return (0.0 if self._mode == "all_at_once" else _in_time(request.arrival * self._scale)), request
 
     def _send_next_at(self, moment: float) -> None:
         """The next one of a closed loop."""
@@ -124,3 +128,13 @@ class WorkloadArrivals(Generic[SentT]):
     def _push(self, moment: float, request: WorkloadRequest) -> None:
         heapq.heappush(self._follow_ups, (moment, self._num_follow_ups, request))
         self._num_follow_ups += 1
+
+
+def _in_time(moment: float) -> float:
+    """`moment`, at which a request is to arrive."""
+    if moment > MOST_SECONDS:
+        raise UserError(
+            f"a request of the workload arrives at {moment:g} s, and times are at most {MOST_SECONDS:g} s; lower "
+            "workload.time_scale, or ask for a higher rate or fewer requests"
+        )
+    return moment

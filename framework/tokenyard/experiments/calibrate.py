@@ -20,9 +20,10 @@ from tokenyard.executor.simulated import load_of
 from tokenyard.experiments.calibration_load import ClosedLoop, Lengths, Limits, Phase, edges, mixed_phase
 from tokenyard.experiments.content import ContentTokens
 from tokenyard.experiments.fit import MeasuredStep, errors_of, fit_steps
-from tokenyard.experiments.live import Gate, capacity_of, live_config, warm_up
+from tokenyard.experiments.live import capacity_of, live_config, warm_up
 from tokenyard.experiments.live_prompts import text_vocabulary
 from tokenyard.experiments.run_clock import RunClock
+from tokenyard.experiments.witness import Witness
 from tokenyard.interfaces.observer import Observer
 from tokenyard.latency_fit import FORMAT, VERSION, FitFile, settings_of
 from tokenyard.launch.assemble import build_engine
@@ -81,15 +82,16 @@ def calibrate(
             f"executor={config.executor.name} runs no model; calibrate needs one that does: executor=inproc"
         )
     config = live_config(config, has_content=True)
-    clock, gate = RunClock(), Gate()
-    engine = build_engine(config, catalogue, clock=clock, observers=[gate], on_progress=on_progress)
+    clock, witness = RunClock(), Witness()
+    engine = build_engine(config, catalogue, clock=clock, observers=[witness], on_progress=on_progress)
     try:
         tokens = ContentTokens(text_vocabulary(engine), config.seed)
         warm_up(engine.core, clock, tokens, capacity_of(engine))
         clock.begin()
         load = _Calibration(config, engine, tokens)
-        gate.open([load.times])
+        witness.open([load.times])
         fitted, checked = load.run(seconds)
+        witness.check()
     finally:
         engine.core.shutdown()
     return _fit_file(config, engine, fitted, checked)

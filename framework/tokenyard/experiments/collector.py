@@ -29,7 +29,7 @@ _STATUS = {
 
 
 class Collector(Observer):
-    """Requests are known by their numbers, which are their ids. `on_end(number, time)` hears of each end of a step.
+    """Requests are known by their numbers, which their ids spell. `on_end(number, time)` hears of each end of a step.
 
     What changes every step lives in arrays by slot of the engine's batch, and moves to the request's row when that
     leaves its slot: a step that only decodes costs a handful of vector operations.
@@ -54,7 +54,7 @@ class Collector(Observer):
         self._slots: dict[int, int] = {}  # by row: of those that hold a slot
         # By row, of those that wait again: how many tokens, and when the last one came.
         self._last: dict[int, tuple[int, float]] = {}
-        self._last_step_end = np.nan
+        self._last_step_end = -np.inf
         # The same rows decode together for many steps: what these add waits until somebody asks.
         self._steady_slots: LongArray | None = None  # of the last step, when all its rows got a token for a token
         self._num_steady = 0  # such steps that are not added yet
@@ -102,9 +102,10 @@ class Collector(Observer):
         self._last_step_end = now
 
     def _take_step(self, output: SchedulerOutput, result: EngineCoreOutputs, now: float) -> None:
+        begin = max(output.scheduled_at, self._last_step_end)  # under overlap it was scheduled while another ran
         for start in output.new:
             row = self._enter(start)
-            self._first_scheduled.data[row] = output.scheduled_at
+            self._first_scheduled.data[row] = begin
             self._cached.data[row] = start.num_computed_tokens
         for start in output.resumed:
             row = self._enter(start)

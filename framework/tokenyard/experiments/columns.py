@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 _FIRST = 1024
-_MOST_GAPS = 1 << 20  # values that are kept apart
+_MOST_GAPS = 1 << 17  # values that are kept apart
 _BINS_PER_NEPER = 2000  # of what more come to: 0.025 % off at most
 
 
@@ -32,6 +32,34 @@ class Column(Generic[ScalarT]):
         if length > len(old):
             self.data = np.empty(max(length, 2 * len(old)), dtype=old.dtype)  # memory that is not touched costs none
             self.data[: len(old)] = old
+
+
+class RareColumn(Generic[ScalarT]):
+    """A column whose values nearly always are the same one: until another comes, it takes no memory."""
+
+    def __init__(self, dtype: type[ScalarT], usual: float) -> None:
+        self._dtype, self._usual = dtype, usual
+        self._data: NDArray[ScalarT] | None = None
+
+    def put(self, row: int, value: float) -> None:
+        """Set a value; rows that nobody sets have the usual one."""
+        if self._data is None:
+            if value == self._usual or value != value:  # NaN is the usual one of times
+                return
+            self._data = np.full(max(_FIRST, row + 1), self._usual, dtype=self._dtype)
+        elif row >= len(self._data):
+            more = np.full(max(len(self._data), row + 1 - len(self._data)), self._usual, dtype=self._dtype)
+            self._data = np.concatenate((self._data, more))
+        self._data[row] = value
+
+    def values(self, length: int) -> NDArray[ScalarT]:
+        """[length], read-only."""
+        if self._data is None:
+            return np.broadcast_to(np.array(self._usual, dtype=self._dtype), length)
+        missing = length - len(self._data)
+        if missing > 0:
+            self._data = np.concatenate((self._data, np.full(missing, self._usual, dtype=self._dtype)))
+        return self._data[:length]
 
 
 class Names:
@@ -51,19 +79,22 @@ class Names:
 class GapCounter:
     """Counts times between tokens. Most of a step's are equal, since its requests got their last tokens together.
 
-    Beyond a million different ones they are kept in bins, so that memory stays bounded.
+    Two that are the same to a nanosecond are one: the clock's own rounding would tell them apart. Beyond 131,072
+    different ones they are kept in bins, so that memory stays bounded.
     """
 
     def __init__(self) -> None:
-        self._seconds: list[float] = []
+        self._numbers: dict[int, int] = {}  # by nanoseconds: where in the lists below
+        self._seconds: list[float] = []  # the first of each
         self._counts: list[int] = []
         self._bins: NDArray[np.int64] | None = None
         self._first_bin = 0
 
     def add(self, seconds: float, count: int) -> None:
         """`count` gaps of the same length."""
-        if self._seconds and self._seconds[-1] == seconds:
-            self._counts[-1] += count
+        number = self._numbers.setdefault(round(seconds * 1e9), len(self._seconds))
+        if number < len(self._seconds):
+            self._counts[number] += count
             return
         self._seconds.append(seconds)
         self._counts.append(count)
@@ -88,14 +119,8 @@ class GapCounter:
         )
 
     def _compress(self) -> None:
-        """Put what was kept apart into bins; equal values first, which may be all that is needed."""
-        seconds, inverse = np.unique(np.array(self._seconds), return_inverse=True)
-        counts = np.bincount(inverse, weights=np.array(self._counts)).astype(np.int64)
-        if len(seconds) < _MOST_GAPS // 2:
-            self._seconds, self._counts = seconds.tolist(), counts.tolist()
-            return
-        self._seconds, self._counts = [], []
-        bins = np.floor(np.log(np.maximum(seconds, 1e-12)) * _BINS_PER_NEPER).astype(np.int64)
+        """Put what was kept apart into bins."""
+        bins = np.floor(np.log(np.maximum(self._seconds, 1e-12)) * _BINS_PER_NEPER).astype(np.int64)
         lowest, highest = int(bins.min()), int(bins.max())
         if self._bins is not None:
             lowest = min(lowest, self._first_bin)
@@ -104,5 +129,6 @@ class GapCounter:
         if self._bins is not None:
             start = self._first_bin - lowest
             grown[start : start + len(self._bins)] = self._bins
-        np.add.at(grown, bins - lowest, counts)
+        np.add.at(grown, bins - lowest, self._counts)
         self._bins, self._first_bin = grown, lowest
+        self._numbers, self._seconds, self._counts = {}, [], []

@@ -9,14 +9,14 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tokenyard.descriptors import PLUGIN_API
-from tokenyard.errors import ConfigError
+from tokenyard.errors import ConfigError, PluginError, TokenyardError
 from tokenyard.experiments.workloads import make_workload
 from tokenyard.interfaces import logits_processor, workload
 from tokenyard.ipc.config_values import config_to_values
@@ -139,11 +139,25 @@ def _components(config: EngineConfig, catalogue: Catalogue) -> list[dict[str, st
 def _workload_description(config: EngineConfig, catalogue: Catalogue, used: Workload | None) -> str:
     if used is None and config.workload.name == NO_WORKLOAD:
         return ""
-    return (used or make_workload(config, catalogue)).description
+    told = used or make_workload(config, catalogue)
+    return _line("workload", config.workload.name, lambda: told.description)
 
 
 def _calibration(config: EngineConfig, catalogue: Catalogue, used: LatencyModel | None) -> str:
     if used is None and config.latency.name == NO_LATENCY:
         return ""
     model = used or make_latency_model(config, catalogue)
-    return "" if model is None else model.calibration
+    return "" if model is None else _line("latency model", config.latency.name, lambda: model.calibration)
+
+
+def _line(kind: str, name: str, ask: Callable[[], str]) -> str:
+    """What a plugin says of itself."""
+    try:
+        line = ask()
+    except TokenyardError:
+        raise
+    except Exception as error:
+        raise PluginError(f"{kind} '{name}' cannot say what it is: {type(error).__name__}: {error}") from error
+    if not isinstance(line, str):
+        raise PluginError(f"{kind} '{name}' says that it is {line!r}; that must be a line of text, or ''")
+    return line

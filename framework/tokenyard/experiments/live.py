@@ -19,14 +19,14 @@ from tokenyard.experiments.records import RunRecord
 from tokenyard.experiments.requests import RequestMaker
 from tokenyard.experiments.run_clock import RunClock
 from tokenyard.experiments.step_log import StepLog
+from tokenyard.experiments.witness import Witness
 from tokenyard.experiments.workloads import make_workload
-from tokenyard.interfaces.observer import Observer
 from tokenyard.launch.assemble import build_engine
 from tokenyard.request import EngineCoreRequest
 from tokenyard.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from tokenyard.arrays import IntArray
     from tokenyard.catalogue import Catalogue
@@ -36,27 +36,12 @@ if TYPE_CHECKING:
     from tokenyard.interfaces.engine_core import EngineCore
     from tokenyard.interfaces.workload import Workload
     from tokenyard.launch.assemble import RunningEngine
-    from tokenyard.scheduler_output import SchedulerOutput
 
 logger = logging.getLogger(__name__)
 
 _WARM_UP = 3  # requests, one after the other
 _WARM_UP_PROMPT, _WARM_UP_OUTPUT = 64, 8  # tokens
 WARM_UP_CLIENT = "tokenyard-warm-up"  # so that no policy counts them for a client of the workload
-
-
-class Gate(Observer):
-    """Tells others of steps once it is open."""
-
-    def __init__(self) -> None:
-        self._observers: Sequence[Observer] = ()
-
-    def open(self, observers: Sequence[Observer]) -> None:
-        self._observers = observers
-
-    def on_step(self, output: SchedulerOutput, result: EngineCoreOutputs, now: float) -> None:
-        for observer in self._observers:
-            observer.on_step(output, result, now)
 
 
 def run_live(
@@ -73,17 +58,18 @@ def run_live(
     """
     workload = make_workload(config, catalogue)
     config = live_config(config, has_content=workload.has_content)
-    clock, gate = RunClock(), Gate()
-    engine = build_engine(config, catalogue, clock=clock, observers=[gate], on_progress=on_progress)
+    clock, witness = RunClock(), Witness()
+    engine = build_engine(config, catalogue, clock=clock, observers=[witness], on_progress=on_progress)
     try:
         tokens = ContentTokens(text_vocabulary(engine), config.seed)
         capacity = capacity_of(engine)
         warm_up(engine.core, clock, tokens, capacity)
         before = engine.core.stats().num_preemptions
         run = _LiveRun(config, workload, engine, tokens, capacity, keeps_steps=keeps_steps)
-        gate.open([run.collector, run.log])
+        witness.open([run.collector, run.log])
         clock.begin()
         drive(engine.core, clock, run.deliver, run.arrivals)
+        witness.check()
         record = run.record(engine.core.stats().num_preemptions - before)
     finally:
         engine.core.shutdown()

@@ -36,7 +36,7 @@ class LivePrompts:
             return self._tokens.unknown(arrived.number, request.num_prompt_tokens)
         answers = () if request.session is None else self._answers.get(request.session, ())
         if request.session is not None:
-            self._open[str(arrived.number)] = request.session, []
+            self._open[arrived.request_id] = request.session, []
         return self._tokens.of(request.content, answers)
 
     def take(self, outputs: EngineCoreOutputs) -> None:

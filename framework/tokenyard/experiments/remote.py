@@ -99,6 +99,12 @@ class _Load:
 
     async def run(self) -> None:
         """Until every request has ended; when this is cancelled all end."""
+        try:
+            await self._run()
+        except BaseExceptionGroup as group:  # what one task raised ended the others
+            raise group.exceptions[0] from None
+
+    async def _run(self) -> None:
         self._start = time.monotonic()
         async with asyncio.TaskGroup() as group:
             while True:

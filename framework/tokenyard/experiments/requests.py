@@ -33,7 +33,7 @@ class RequestMaker:
         request = arrived.request
         self._check(arrived)
         return EngineCoreRequest(
-            request_id=str(arrived.number),
+            request_id=arrived.request_id,
             prompt_token_ids=(
                 self._prompts.unknown(request.num_prompt_tokens)
                 if request.content is None or not self._has_content
@@ -50,13 +50,6 @@ class RequestMaker:
 
     def _check(self, arrived: Arrived) -> None:
         request = arrived.request
-        for name, value in (("prompt", request.num_prompt_tokens), ("output", request.num_output_tokens)):
-            if value < 1:
-                raise ValidationError(
-                    f"request {arrived.number} of the workload has {name}={value}; both are at least 1",
-                    parameter=name,
-                    value=value,
-                )
         if request.num_prompt_tokens + request.num_output_tokens > self._capacity:
             raise ValidationError(
                 _too_long(arrived.number, request, self._capacity), parameter="prompt", value=request.num_prompt_tokens

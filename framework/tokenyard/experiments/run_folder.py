@@ -107,6 +107,9 @@ def read_result(folder: Path) -> dict[str, object]:
     missing = [key for key in ("metrics", "facts", "overrides", "totals") if key not in found]
     if missing:
         raise UserError(f"{path}: is no result of a run: it lacks {', '.join(missing)}")
+    overrides = found["overrides"]
+    if not isinstance(overrides, list) or not all(isinstance(one, str) for one in overrides):
+        raise UserError(f"{path}: its overrides are no list of texts; make the run again")
     return found
 
 

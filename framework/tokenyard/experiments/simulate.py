@@ -83,10 +83,9 @@ def simulate(
 def simulated(config: EngineConfig, catalogue: Catalogue, *, keep_steps: bool) -> SimulationResult:
     """The same from a config that was converted and checked already."""
     config = _with_latency(config)
+    facts = run_facts(config, catalogue)  # a plugin that cannot say what it is should not cost a run
     record = run_simulated(config, catalogue, keeps_steps=keep_steps)
-    return SimulationResult(
-        metrics=judged(record, config, catalogue), facts=run_facts(config, catalogue), record=record
-    )
+    return SimulationResult(metrics=judged(record, config, catalogue), facts=facts, record=record)
 
 
 def _without_model(config: EngineConfig, catalogue: Catalogue) -> EngineConfig:

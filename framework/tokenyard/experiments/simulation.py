@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tokenyard.clock import VirtualClock
 from tokenyard.engine.driver import drive
+from tokenyard.errors import EngineDeadError, UserError
 from tokenyard.executor.simulated import OUTPUT_TOKEN
 from tokenyard.experiments.arrivals import WorkloadArrivals
 from tokenyard.experiments.collector import Collector
@@ -14,6 +15,7 @@ from tokenyard.experiments.prompts import PromptTokens
 from tokenyard.experiments.records import RunRecord
 from tokenyard.experiments.requests import RequestMaker
 from tokenyard.experiments.step_log import StepLog
+from tokenyard.experiments.witness import Witness
 from tokenyard.experiments.workloads import make_workload
 from tokenyard.launch.simulated import build_simulated
 
@@ -45,7 +47,8 @@ def run_simulated(config: EngineConfig, catalogue: Catalogue, *, keeps_steps: bo
     ends = _Ends(lambda number, time: None)
     collector = Collector(2 * config.scheduler.max_num_seqs, lambda number, time: ends.tell(number, time))
     log = StepLog(config.scheduler.max_num_batched_tokens, lambda: arrivals.num_open, keeps_steps=keeps_steps)
-    engine = build_simulated(config, catalogue, clock=clock, observers=[collector, log])
+    witness = Witness([collector, log])
+    engine = build_simulated(config, catalogue, clock=clock, observers=[witness])
     log.watch(engine.parts.kv_cache_manager)
     maker = RequestMaker(PromptTokens(OUTPUT_TOKEN), engine.capacity_tokens, has_content=workload.has_content)
 
@@ -64,7 +67,12 @@ def run_simulated(config: EngineConfig, catalogue: Catalogue, *, keeps_steps: bo
     core = engine.parts.core
     try:
         drive(core, clock, deliver, arrivals)
+        witness.check()
         num_preemptions = engine.parts.scheduler.stats().num_preemptions
+    except EngineDeadError as error:
+        if isinstance(error.__cause__, UserError):  # a latency model's fault: no engine has to be started anew
+            raise error.__cause__ from None
+        raise
     finally:
         core.shutdown()
     return RunRecord(

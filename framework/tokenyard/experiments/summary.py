@@ -15,13 +15,27 @@ _TIMES = {
 }
 
 
-def told_metrics(metrics: Mapping[str, object]) -> str:
+def told_run(metrics: Mapping[str, object], facts: Mapping[str, object]) -> str:
     """Lines and a table; everything is in the JSON."""
-    lines = [_counts(metrics), _throughput(metrics), _usage(metrics)]
+    lines = [*_origins(facts), _counts(metrics), _throughput(metrics), _usage(metrics)]
     if (attainment := _number(metrics, "attainment")) is not None:
         goodput = _shown(_number(metrics, "goodput"), "requests/s")
         lines.append(f"{100 * attainment:.1f} % of all requests met the SLO, {goodput} of them")
     return "\n".join([*lines, "", *_table(metrics)])
+
+
+def _origins(facts: Mapping[str, object]) -> list[str]:
+    """Where the requests are from, with licence, and what the latency model was calibrated on, with its error."""
+    return [f"{group}: {text}" for group in ("workload", "latency") if (text := told_origin(facts, group))]
+
+
+def told_origin(facts: Mapping[str, object], group: str) -> str:
+    """`linear`, or `roofline: datasheet of h100, ...`: what a part is called, and what it says of itself."""
+    node = facts.get(group)
+    if not isinstance(node, Mapping):
+        return ""
+    said = node.get("description") or node.get("calibration")
+    return f"{node.get('name')}: {said}" if said else str(node.get("name") or "")
 
 
 def _counts(metrics: Mapping[str, object]) -> str:
@@ -44,7 +58,7 @@ def _usage(metrics: Mapping[str, object]) -> str:
     parts = [
         f"{metrics.get('num_steps')} steps",
         f"{_shown(_number(metrics, 'batch_size'), 'requests each')}",
-        f"{metrics.get('preemptions', 0)} preemptions" if isinstance(metrics.get("preemptions"), int) else "",
+        f"{preempted} preemptions" if isinstance(preempted := metrics.get("num_preemptions"), int) else "",
         f"load: {str(told).lower()}" if told else "",
     ]
     return ", ".join(part for part in parts if part)

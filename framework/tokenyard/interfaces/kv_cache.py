@@ -163,10 +163,11 @@ class KVCacheManager(ABC):
     def capacity_tokens(self) -> int:
         """Tokens that one request can hold when it has the whole pool to itself."""
 
-    def allocate_next(self, requests: Sequence[KVRequest]) -> Sequence[Allocation] | None:
+    def allocate_next(self, requests: Sequence[KVRequest]) -> tuple[IntArray, ...] | None:
         """One more block, in each group, for each of these different requests, which hold blocks (since API 1.7).
 
         What `allocate` would give them in this order, at once: most calls are decodes at the end of their last block.
+        Returns [len(requests)] block ids per KV group; every table holds as many tokens more as a block has.
         None, with nothing changed: there are too few blocks, or this manager has no such way; then `allocate` is asked.
         """
         return None

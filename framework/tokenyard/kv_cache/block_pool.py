@@ -100,28 +100,25 @@ class BlockPool:
         The caller has checked `num_free`; too few is a bug and raises RuntimeError.
         """
         block_ids = self._free.pop(count)
+        counts, hashes = self._ref_counts, self._hashes
         for block_id in block_ids:
-            if self._hashes[block_id] is not None:
+            if hashes[block_id] is not None:
                 self._forget(block_id)
-            self._ref_counts[block_id] = 1
+            counts[block_id] = 1
         return block_ids
 
     def release(self, block_ids: Iterable[int]) -> None:
         """Drop a reference to each; of those that become free, the first is evicted first."""
         counts, freed = self._ref_counts, []
-        block_ids = tuple(block_ids)
-        if [counts[block_id] for block_id in block_ids].count(1) == len(block_ids) == len(set(block_ids)):
-            for block_id in block_ids:  # nobody shares any of them
-                counts[block_id] = 0
-            self._free.append(block_ids)
-            return
         for block_id in block_ids:
-            count = counts[block_id] - 1
-            if count < 0:
-                raise RuntimeError(f"block {block_id} is released more often than it was taken")
-            counts[block_id] = count
-            if count == 0:
+            count = counts[block_id]
+            if count == 1:
+                counts[block_id] = 0
                 freed.append(block_id)
+            elif count:
+                counts[block_id] = count - 1
+            else:
+                raise RuntimeError(f"block {block_id} is released more often than it was taken")
         self._free.append(freed)
 
     def publish(self, block_ids: Sequence[int], block_hashes: Sequence[bytes], level: int = NORMAL) -> int:

@@ -26,9 +26,8 @@ class EmptyFirst(EvictionRule):
 
     def __init__(self, num_blocks: int) -> None:
         self._line = deque(range(1, num_blocks + 1))  # free and without content, in order
-        self._empty = set(self._line)  # the same
-        self._num_blocks = num_blocks
-        self._blank: set[int] = set()  # held, and without content: few, as most of what is held was written
+        self._members: frozenset[int] | None = None  # the same, for who asks; None = the line has changed since
+        self._with_content: set[int] = set()  # with content, free or held
 
     # What a rule of this kind does
 
@@ -59,58 +58,48 @@ class EmptyFirst(EvictionRule):
         return len(self._line) + self.num_cached
 
     def __contains__(self, block_id: object) -> bool:
-        return isinstance(block_id, int) and (block_id in self._empty or self.holds(block_id))
+        if self._members is None:
+            self._members = frozenset(self._line)
+        return isinstance(block_id, int) and (block_id in self._members or self.holds(block_id))
 
     def pop(self, count: int) -> list[int]:
-        line = self._line
+        line, self._members = self._line, None
         num_cached = count - len(line)
         if num_cached > self.num_cached:
             raise RuntimeError(f"no free blocks: {count} asked for, {len(self)} free")
         if num_cached > 0:
-            block_ids = [*line, *self.evict(num_cached)]
+            evicted = self.evict(num_cached)
+            self._with_content.difference_update(evicted)
+            block_ids = [*line, *evicted]
             line.clear()
-            self._empty.clear()
-        else:
-            pop_first = line.popleft
-            block_ids = [pop_first() for _ in range(count)]
-            self._empty.difference_update(block_ids)
-        self._blank.update(block_ids)
-        return block_ids
+            return block_ids
+        pop_first = line.popleft
+        return [pop_first() for _ in range(count)]
 
     def remove(self, block_id: int) -> None:
-        if block_id in self._empty:  # slow, and rare: nobody looks for a block without content
-            self._empty.remove(block_id)
-            self._line.remove(block_id)
-        else:
+        if block_id in self._with_content:
             self.take(block_id)
+        else:  # slow, and rare: nobody looks for a block without content
+            self._line.remove(block_id)
+            self._members = None
 
     def append(self, block_ids: Iterable[int]) -> None:
-        block_ids = tuple(block_ids)
-        if self._blank.issuperset(block_ids):  # nobody wrote down what they hold: without a prefix cache, all of them
-            self._empties(block_ids)
+        written, self._members = self._with_content, None
+        if not written:  # without a prefix cache, always
+            self._line.extend(block_ids)
             return
         cached: list[int] = []
         for block_id in block_ids:
-            if block_id in self._blank:
-                self._empties((block_id,))
-            else:
-                cached.append(block_id)
+            (cached if block_id in written else self._line).append(block_id)
         self.insert(cached)
 
-    def _empties(self, block_ids: Sequence[int]) -> None:
-        """Blocks that were held without content are free."""
-        self._blank.difference_update(block_ids)
-        self._empty.update(block_ids)
-        self._line.extend(block_ids)
-
     def on_written(self, block_ids: Sequence[int]) -> None:
-        self._blank.difference_update(block_ids)
+        self._with_content.update(block_ids)
 
     def on_cleared(self) -> None:
-        evicted = self.evict(self.num_cached)
-        self._line.extend(evicted)
-        self._empty.update(evicted)
-        self._blank = set(range(1, self._num_blocks + 1)).difference(self._empty)
+        self._line.extend(self.evict(self.num_cached))
+        self._members = None
+        self._with_content.clear()
 
 
 class LRUEviction(EmptyFirst):

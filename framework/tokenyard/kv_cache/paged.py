@@ -77,6 +77,8 @@ class PagedKVCacheManager(KVCacheManager):
         self._groups = [KVGroup(index, window, block_size) for index, window in enumerate(group_windows)]
         self._windowed = [group for group in self._groups if group.window is not None]
         self._is_plain = len(self._groups) == 1 and not self._windowed
+        # A subclass that allocates in its own way is asked for every block.
+        self._appends = len(self._groups) == 1 and type(self).allocate is PagedKVCacheManager.allocate
         self._events = KVEventLog(block_size) if records_events else None
         self.pool = BlockPool(
             num_blocks,
@@ -127,16 +129,13 @@ class PagedKVCacheManager(KVCacheManager):
             return None
         return Allocation(self._arrays(self._grow(tables, num_new)), len(tables[0]) * self._block_size)
 
-    def allocate_next(self, requests: Sequence[KVRequest]) -> Sequence[Allocation] | None:
-        if len(self._groups) > 1 or len(requests) > self.pool.num_free:
+    def allocate_next(self, requests: Sequence[KVRequest]) -> tuple[IntArray, ...] | None:
+        if not self._appends or len(requests) > self.pool.num_free:
             return None
-        size, ids, held = self._block_size, self._ids, self._held
-        allocations = []
-        for request, block_id in zip(requests, self.pool.pop(len(requests)), strict=True):
-            table = held[request.request_id].tables[0]
-            table.append(block_id)
-            allocations.append(Allocation((ids[block_id : block_id + 1],), len(table) * size))
-        return allocations
+        held, block_ids = self._held, self.pool.pop(len(requests))
+        for request, block_id in zip(requests, block_ids, strict=True):
+            held[request.request_id].tables[0].append(block_id)
+        return (np.array(block_ids, dtype=np.int32),)
 
     def commit(self, request: KVRequest, num_computed_tokens: int) -> None:
         held = self._held.get(request.request_id)

@@ -52,9 +52,8 @@ class RetentionEviction(EmptyFirst):
         for block_id in cached:
             self._levels[block_id] = NORMAL
         num_empty = len(normal) - sum(block_id in normal for block_id in cached)
-        self._line = deque(normal.pop(num_empty))
-        self._empty = set(self._line)
-        self._blank = set(range(1, num_blocks + 1)).difference(self._empty, cached)
+        self._line, self._members = deque(normal.pop(num_empty)), None
+        self._with_content.update(cached)
 
     # As a rule
 

@@ -53,13 +53,14 @@ class BlockGrowth:
         No row has been given to the step yet, so everybody who runs may be a victim, and nobody who is one has run.
         """
         table = self._table
-        named = slots[lacking]
-        starts = -(-table.valid_until[named] // self._block_size)
-        rows = list(zip(named.tolist(), starts.tolist(), known[lacking].tolist(), strict=True))
-        if self._grow_by_one(rows):
+        named, wanted = slots[lacking], known[lacking]
+        held = table.valid_until[named]
+        starts = -(-held // self._block_size)
+        is_one_enough = not np.count_nonzero(wanted > held + self._block_size)
+        if is_one_enough and self._grow_by_one(named, starts):
             return None
         waits = []
-        for slot, start, num_tokens in rows:
+        for slot, start, num_tokens in zip(named.tolist(), starts.tolist(), wanted.tolist(), strict=True):
             request = table.requests[slot]
             if request is None:  # somebody before it took its blocks
                 continue
@@ -96,22 +97,14 @@ class BlockGrowth:
         needed = num_blocks_needed(self._kv, request, self._block_size, without)
         return needed - self._kv.usage.num_free_blocks
 
-    def _grow_by_one(self, rows: Sequence[tuple[int, int, int]]) -> bool:
-        """A further block for each of (slot, blocks that it has, tokens to hold), where one is enough for all.
-
-        False, with nothing changed: it is not, or there are too few.
-        """
-        size, requests = self._block_size, self._table.requests
-        named = [request for slot, _, _ in rows if (request := requests[slot]) is not None]
-        if len(named) < len(rows) or any(num_tokens > (start + 1) * size for _, start, num_tokens in rows):
+    def _grow_by_one(self, slots: LongArray, starts: LongArray) -> bool:
+        """A further block for each of these, which have `starts` blocks; False, with nothing changed: too few are free."""
+        table, rows = self._table, slots.tolist()
+        block_ids = self._kv.allocate_next([request for slot in rows if (request := table.requests[slot]) is not None])
+        if block_ids is None:
             return False
-        allocations = self._kv.allocate_next(named)
-        if allocations is None:
-            return False
-        valid_until, add_blocks = self._table.valid_until, self._steps.add_blocks
-        for (slot, start, _), allocation in zip(rows, allocations, strict=True):
-            valid_until[slot] = allocation.valid_until_tokens
-            add_blocks(slot, start, allocation)
+        table.valid_until[slots] += self._block_size
+        self._steps.add_block_each(rows, starts.tolist(), block_ids)
         return True
 
     def _allocate_by_force(self, request: Request, num_tokens: int) -> Allocation | None:

@@ -70,11 +70,12 @@ class RunningBatch:
         """[R] in admission order, read-only; another array whenever somebody has entered or left."""
         if self._has_left:
             self._slots = self._slots[self._table.is_held[self._slots]]
+            self._slots.flags.writeable = False
             self._has_left = False
         if self._entered:
             self._slots = np.concatenate((self._slots, np.array(self._entered, dtype=np.intp)))
+            self._slots.flags.writeable = False
             self._entered.clear()
-        self._slots.flags.writeable = False
         return self._slots
 
     def pause(self, request: Request) -> None:

@@ -90,7 +90,7 @@ class SampledTokens:
         is_end = taken.full if taken.stopped is None else taken.full | taken.stopped
         if not np.count_nonzero(is_end):
             return ended
-        last_token = np.cumsum(taken.num_tokens) - 1
+        last_token = taken.num_tokens.cumsum() - 1
         for row in np.flatnonzero(is_end).tolist():
             request = requests[taken.request_ids[row]]
             if request.request_id not in result.errors:

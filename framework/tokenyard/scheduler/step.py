@@ -79,6 +79,13 @@ class StepBuilder:
         for group, block_ids in enumerate(allocation.new_block_ids):
             self._updates.append(BlockTableUpdate(name, group, start, block_ids))
 
+    def add_block_each(self, slots: Sequence[int], starts: Sequence[int], block_ids: Sequence[IntArray]) -> None:
+        """The tables of these running requests grew by a block, [len(slots)] per KV group."""
+        names = self._table.names
+        for group, of_group in enumerate(block_ids):
+            for row, (slot, start) in enumerate(zip(slots, starts, strict=True)):
+                self._updates.append(BlockTableUpdate(names[slot], group, start, of_group[row : row + 1]))
+
     def add_ended(self, slot: int) -> None:
         """The request of this slot left the batch."""
         self._ended.append(self._table.names[slot])
@@ -90,9 +97,12 @@ class StepBuilder:
     ) -> SchedulerOutput:
         """The step, counted as in flight from now on; a row was added to it."""
         table = self._table
-        slots, counts, samples = self._rows()
+        slots, counts = self._rows()
         before = table.num_computed[slots]
         after = before + counts
+        samples = self._trues[: len(slots)]
+        if self._slots:
+            samples = after == table.known_tokens(slots, has_steps_in_flight=self.num_in_flight > 0)
         output = SchedulerOutput(
             step=self.num_steps,
             scheduled_at=now,
@@ -133,19 +143,17 @@ class StepBuilder:
         else:
             table.tokens_in_flight[slots] = table.sampled_in_flight[slots] = 0
 
-    def _rows(self) -> tuple[LongArray, IntArray, BoolArray]:
-        """Slots, counts, and which rows sample. Decodes first, then the others as they came."""
-        decodes, num_decodes = self._decodes, len(self._decodes)
-        if num_decodes > len(self._ones):
-            self._ones, self._trues = _frozen(np.ones(num_decodes, np.int32)), _frozen(np.ones(num_decodes, np.bool_))
-        ones, trues = self._ones[:num_decodes], self._trues[:num_decodes]
-        if not self._slots:
-            return decodes, ones, trues
-        table = self._table
-        slots, counts = np.array(self._slots, dtype=np.intp), np.array(self._counts, dtype=np.int32)
-        known = table.known_tokens(slots, has_steps_in_flight=self.num_in_flight > 0)
-        samples = np.concatenate((trues, table.num_computed[slots] + counts == known))
-        return np.concatenate((decodes, slots)), np.concatenate((ones, counts)), samples
+    def _rows(self) -> tuple[LongArray, IntArray]:
+        """Slots and counts. Decodes first, then the others as they came."""
+        slots, num_rows = self._decodes, len(self._decodes) + len(self._slots)
+        if num_rows > len(self._ones):
+            self._ones, self._trues = _frozen(np.ones(num_rows, np.int32)), _frozen(np.ones(num_rows, np.bool_))
+        counts = self._ones[:num_rows]
+        if self._slots:
+            slots = np.concatenate((slots, np.array(self._slots, dtype=np.intp)))
+            counts = counts.copy()
+            counts[len(self._decodes) :] = self._counts
+        return slots, counts
 
     def _wants_prompt_logprobs(self, ends: IntArray) -> BoolArray | None:
         """[R] of rows whose tokens up to `ends` [R] are computed then; None = none. Decodes compute no such token."""

@@ -48,21 +48,26 @@ class RunningTurns:
     def take(self, *, somebody_waits: bool) -> int:
         """Give tokens to what runs already; returns how many are left for those that enter."""
         table, slots = self._table, self._slots()
-        known = table.known_tokens(slots, has_steps_in_flight=self._steps.num_in_flight > 0)
+        has_steps_in_flight = self._steps.num_in_flight > 0
+        known = table.known_tokens(slots, has_steps_in_flight=has_steps_in_flight)
         missing = known - table.num_computed[slots]
-        # A row whose last token is being sampled already has nothing more to compute.
-        is_decode = (missing == 1) & (known < table.max_total_tokens[slots])
+        if has_steps_in_flight:  # a row whose last token is being sampled already has nothing more to compute
+            missing[known >= table.max_total_tokens[slots]] = 0
+        is_decode = missing == 1
         is_all = np.count_nonzero(is_decode) == len(slots)
         can_run = None
         lacking = known > table.valid_until[slots]
         if np.count_nonzero(lacking):
-            can_run = self._growth.grow(slots, known, lacking if is_all else lacking & (is_decode | (missing > 1)))
+            can_run = self._growth.grow(slots, known, lacking if is_all else lacking & (missing > 0))
         if is_all and can_run is None:
             self._steps.add_decodes(slots)
             return self._left(len(slots)) if somebody_waits else 0
-        decodes = slots[is_decode if can_run is None else is_decode & can_run]
+        if can_run is not None:
+            missing *= can_run
+            is_decode = missing == 1
+        decodes = slots[is_decode]
         self._steps.add_decodes(decodes)
-        is_prefill = missing > 1 if can_run is None else (missing > 1) & can_run
+        is_prefill = missing > 1
         return self._take_prefills(slots[is_prefill], missing[is_prefill], self._left(len(decodes)))
 
     def _left(self, num_decodes: int) -> int:

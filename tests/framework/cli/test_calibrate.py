@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,20 @@ def test_a_fit_is_written_told_and_drives_a_simulation(
         record = run_workload(*planted(workload, simulated))
     assert 0 < record.requests.finish[0] < 60
     assert not [message for message in caplog.messages if "other settings" in message]
+
+
+def test_the_overrides_that_use_a_fit_are_those_that_it_was_measured_with(
+    tiny_llama_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a file.json"
+    assert run(["calibrate", str(tiny_llama_dir), "--to", str(path), "--seconds", "1", *SMALL]) == 0
+    told = capsys.readouterr().out.splitlines()[-1]
+    use = shlex.split(told.removeprefix("use it with: "))
+    assert set(SMALL) < set(use)
+    assert (
+        run(["simulate", *use, "workload=synthetic", "workload.prompt=9", "workload.limit=2", "workload.output=3"]) == 0
+    )
+    assert "other settings" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

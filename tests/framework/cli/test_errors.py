@@ -134,11 +134,6 @@ def test_plugins_strict_makes_any_broken_plugin_fatal(capsys: pytest.CaptureFixt
     assert "raises" in refused(capsys, "config", "plugins.strict=true")
 
 
-@pytest.mark.parametrize("name", ["simulate", "experiment", "calibrate"])
-def test_commands_that_are_not_there_yet_are_refused_by_name(capsys: pytest.CaptureFixture[str], name: str) -> None:
-    assert f"`tokenyard {name}` is not available" in refused(capsys, name, "x")
-
-
 def test_flags_before_the_command_say_where_they_belong(capsys: pytest.CaptureFixture[str]) -> None:
     assert "flags come after the command" in refused(capsys, "--log-level", "info", "config")
 

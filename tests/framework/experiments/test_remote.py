@@ -23,7 +23,7 @@ from fake_openai import (
 from http_server import running_server
 from planted_workloads import FollowUps, PlantedWorkload, planted
 from tokenyard.client.failures import RemoteError
-from tokenyard.errors import TokenyardError, UserError
+from tokenyard.errors import PluginError, TokenyardError, UserError
 from tokenyard.experiments.records import RequestStatus, RunRecord
 from tokenyard.experiments.run import run_workload
 from tokenyard.interfaces import WorkloadRequest
@@ -165,6 +165,25 @@ def test_a_stream_that_breaks_off_is_a_failure() -> None:
     with fake_server(models=models("m"), completions=broken) as server:
         record = run(server, some(2))
     assert record.requests.status.tolist() == [0, RequestStatus.REJECTED]
+
+
+def test_a_count_that_is_none_is_a_failure() -> None:
+    def miscounted(asked: Asked) -> Stream:
+        if len(asked.body["prompt"]) != 5:
+            return completion(asked)
+        return Stream([chunk(" x", finish="length"), usage(5, -3), DONE])
+
+    with fake_server(models=models("m"), completions=miscounted) as server:
+        record = run(server, some(2))
+    assert record.requests.status.tolist() == [0, RequestStatus.REJECTED]
+
+
+def test_what_a_workload_does_wrong_when_a_request_has_ended_is_told_as_it_is() -> None:
+    with (
+        fake_server(models=models("m"), completions=completion) as server,
+        pytest.raises(PluginError, match="a follow-up of request 0 is a str"),
+    ):
+        run(server, some(1), follow_ups=lambda request, end: ["more"])  # type: ignore[list-item]
 
 
 def test_when_every_request_fails_there_is_no_result() -> None:

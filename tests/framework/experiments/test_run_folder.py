@@ -150,6 +150,15 @@ def test_a_result_that_is_none_is_refused(tmp_path: Path, run: RunRecord, text: 
         read_run(tmp_path)
 
 
+@pytest.mark.parametrize("overrides", [7, "seed=1", ["seed=1", 2], None])
+def test_overrides_that_are_no_texts_are_told(tmp_path: Path, run: RunRecord, overrides: object) -> None:
+    write_run(tmp_path, run, {}, {}, [])
+    result = json.loads((tmp_path / "result.json").read_text())
+    (tmp_path / "result.json").write_text(json.dumps({**result, "overrides": overrides}))
+    with pytest.raises(UserError, match=r"result\.json: its overrides are no list of texts"):
+        read_run(tmp_path)
+
+
 def test_a_table_that_lacks_is_told(tmp_path: Path, run: RunRecord) -> None:
     write_run(tmp_path, run, {}, {}, [])
     (tmp_path / "gaps.csv").unlink()

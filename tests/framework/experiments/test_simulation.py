@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
@@ -38,6 +40,16 @@ def test_under_overlap_an_arrival_during_a_step_joins_the_second_step_after_it()
     record = simulated([request(0.0, 1, 6), request(1.5, 1, 1)], "engine=overlap")
     # During step 1 (from 1 to 2) step 2 is scheduled already; so it joins step 3, which runs from 3 to 4.
     assert record.requests.first_token.tolist() == [1.0, 4.0]
+    assert record.requests.first_scheduled.tolist() == [0.0, 3.0]  # its step begins then, scheduled as it was at 2
+
+
+@pytest.mark.parametrize("loop", ["sync", "overlap"])
+@pytest.mark.parametrize("policy", ["fcfs", "sjf", "vtc"])
+def test_requests_that_come_at_one_time_are_served_in_the_order_of_the_workload(policy: str, loop: str) -> None:
+    work = [request(float(number), 1, 2) for number in range(12)]
+    overrides = [f"scheduler={policy}", f"engine={loop}", "scheduler.max_num_seqs=1", "workload.arrivals=all_at_once"]
+    record = simulated(work, *overrides)
+    assert np.argsort(record.requests.first_token).tolist() == list(range(12))
 
 
 def test_an_arrival_at_the_very_boundary_joins_the_step_that_begins_there() -> None:
@@ -204,23 +216,35 @@ def test_nothing_is_lost_and_every_computed_token_is_accounted_for(
         assert record.totals.num_preemptions == 0
 
 
+def feasible_deadlines(arrivals: list[int], outputs: list[int], draw: Random) -> list[int]:
+    """When each is done by a schedule that gives every step to anybody who is there."""
+    left, ends, now = list(outputs), [0] * len(outputs), 0
+    while any(left):
+        if ready := [number for number, moment in enumerate(arrivals) if moment <= now and left[number]]:
+            number = draw.choice(ready)
+            left[number] -= 1
+            ends[number] = now + 1
+        now += 1
+    return ends
+
+
+lengths_and_gaps = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 6)), min_size=1, max_size=12)
+
+
 @settings(max_examples=15)
-@given(data=st.data())
-def test_edf_misses_no_deadline_of_a_feasible_schedule(data: st.DataObject) -> None:
-    """Deadlines are when a schedule that runs one request at a time, in some order, has each done."""
-    count = data.draw(st.integers(1, 12))
-    outputs = data.draw(st.lists(st.integers(1, 9), min_size=count, max_size=count))
-    gaps = data.draw(st.lists(st.integers(0, 6), min_size=count, max_size=count))
-    arrivals = np.cumsum(gaps).tolist()
-    end, work = 0.0, []
-    for arrival, output in zip(arrivals, outputs, strict=True):
-        end = max(end, float(arrival)) + output
-        slack = data.draw(st.floats(0, 4))
-        work.append((float(arrival), output, end + slack - arrival))
+@given(work=lengths_and_gaps, draw=st.randoms(use_true_random=False))
+def test_preemptive_edf_misses_no_deadline_of_a_feasible_schedule(work: list[tuple[int, int]], draw: Random) -> None:
+    outputs, arrivals = [output for output, _ in work], np.cumsum([gap for _, gap in work]).tolist()
+    ends = feasible_deadlines(arrivals, outputs, draw)
     record = simulated(
-        [request(arrival, 1, output, deadline=deadline + 1e-6) for arrival, output, deadline in work],
+        [
+            request(float(arrival), 1, output, deadline=end - arrival + 1e-6)
+            for arrival, output, end in zip(arrivals, outputs, ends, strict=True)
+        ],
         "scheduler=edf",
+        "scheduler.policy.preempt=true",
         "scheduler.max_num_seqs=1",
         "scheduler.preempt_mode=pause",
     )
     assert (record.requests.status == RequestStatus.FINISHED).all()
+    assert (record.requests.finish <= record.requests.deadline).all()

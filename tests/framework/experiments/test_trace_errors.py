@@ -86,7 +86,7 @@ def test_a_header_that_lacks_a_column_is_told_at_once(tmp_path: Path, header: st
         ({"client": 7}, "client", "text"),
         ({"session": "s" * 300}, "session", "1 to 256 characters"),
         ({"priority": 0.5}, "priority", "whole number"),
-        ({"priority": 2**63}, "priority", "64 bits"),
+        ({"priority": 2**53 + 1}, "priority", "2\\*\\*53"),
         ({"deadline": 0}, "deadline", "above 0"),
         ({"deadline": -1}, "deadline", "at least 0"),
         ({"hash_ids": [1, 2]}, "hash_ids", "a list of 1 ids"),
@@ -152,6 +152,7 @@ def test_a_burstgpt_row_is_named(tmp_path: Path, rows: str, column: str, why: st
         (gzip.compress(b"x" * 5000)[:-9], "damaged or cut off"),
         (b"\x1f\x8bnot gzip at all", "damaged or cut off"),
         (b"x" * (2**22 + 1), "longer than"),
+        (HEADER.encode().strip() + b"\r1,2,3\r", "row 1 (line 1): is not CSV"),
     ],
 )
 def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, content: bytes, why: str) -> None:

@@ -166,6 +166,7 @@ def test_the_list_says_licence_size_and_what_is_not_known(capsys: pytest.Capture
         (["azure2024_con"], "did you mean 'azure2024_conv'?"),
         (["burstgpt", "more"], "unexpected argument 'more'"),
         (["--list", "burstgpt"], "--list takes none"),
+        (["burstgpt", "--to", ""], "--to is empty"),
     ],
 )
 def test_wrong_arguments_are_one_line(arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,6 +86,8 @@ def test_too_few_rows_to_resample_is_an_error_that_says_what_there_is(tmp_path: 
     path = write_steady(tmp_path / "t", 10)
     with pytest.raises(ConfigError, match="seed=3: the trace has 10 rows, which is 2 windows"):
         trace_workload(path, "workload.limit=4", "seed=3")
+    with pytest.raises(ConfigError, match=f"seed={2**63 - 1}: the trace has 10 rows"):
+        trace_workload(path, "workload.limit=4", f"seed={2**63 - 1}")
 
 
 @given(num_rows=st.integers(32, 400), limit=st.integers(1, 450), seeds=st.sets(st.integers(0, 2000), min_size=2))

@@ -255,7 +255,8 @@ def test_parts_are_made_with_what_their_contexts_promise() -> None:
         "latency=own",
         "seed=5",
     ]
-    steering = make_steering(*load_engine_config(choices, catalogue=catalogue_with(policy, model)))
+    config, catalogue = load_engine_config(choices, catalogue=catalogue_with(policy, model))
+    steering = make_steering(config, catalogue)
     context = PolicyContext(
         seed=5,
         max_num_seqs=3,
@@ -267,7 +268,7 @@ def test_parts_are_made_with_what_their_contexts_promise() -> None:
     assert contexts == [
         (Options(), context),
         (Options(share=0.75), context),
-        (NO_OPTIONS, LatencyModelContext(max_num_batched_tokens=77)),
+        (NO_OPTIONS, LatencyModelContext(max_num_batched_tokens=77, config=config)),
     ]
     assert isinstance(steering.latency, Steady)
     assert steering.policy is not steering.shadow

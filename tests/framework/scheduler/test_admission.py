@@ -180,6 +180,9 @@ class Leaking(PagedKVCacheManager):
     ) -> Allocation | None:
         return None if num_tokens > 8 else super().allocate(request, num_tokens, hit, num_lookahead)
 
+    def allocate_next(self, requests: Sequence[KVRequest]) -> None:
+        return None
+
 
 def test_a_request_that_does_not_fit_although_nothing_runs_ends_with_the_numbers() -> None:
     engine = ScriptedEngine(kv=Leaking(num_blocks=10, block_size=4), block_size=4)

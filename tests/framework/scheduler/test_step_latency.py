@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenyard.errors import PluginError
 from tokenyard.interfaces import LatencyModel, StepLoad
-from tokenyard.scheduler.slots import SAMPLED, SlotTable
+from tokenyard.scheduler.slots import SlotTable
 from tokenyard.scheduler.step_latency import ModelStepLatency, running_decodes
 
 BUDGET = 64
@@ -102,6 +102,6 @@ def test_running_decodes_are_those_whose_one_token_is_missing() -> None:
     table.num_tokens[:] = [20, 20, 20, 20]
     table.max_total_tokens[:] = [30, 30, 30, 21]
     table.num_computed[:] = [19, 8, 20, 20]  # a decode, a prefill, one with its step in flight, one at its end
-    table.in_flight[:, SAMPLED] = [0, 0, 1, 1]
+    table.sampled_in_flight[:] = [0, 0, 1, 1]
     load = running_decodes(table, np.arange(4))
     assert load == StepLoad(num_decodes=2, num_decode_context_tokens=19 + 20)

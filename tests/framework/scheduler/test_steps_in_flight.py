@@ -171,7 +171,7 @@ def test_nothing_is_kept_of_a_step_that_has_landed() -> None:
     engine.run()
     scheduler = engine.scheduler
     assert scheduler._admitted == {}  # type: ignore[attr-defined]
-    assert scheduler._steps._moved == {}  # type: ignore[attr-defined]
+    assert scheduler._steps.num_in_flight == 0  # type: ignore[attr-defined]
     assert scheduler._table.num_with_stop_ids == 0  # type: ignore[attr-defined]
     engine.check_idle()
 

@@ -48,6 +48,16 @@ def find_axes(runs: Sequence[Configured]) -> tuple[str, ...]:
     return tuple(axes)
 
 
+def common_overrides(runs: Sequence[Configured]) -> str:
+    """What every run was given alike, as it would be typed: what the axes do not tell of a config."""
+    first, *others = runs
+    return " ".join(
+        f"{key}={value}"
+        for key, value in first.overrides.items()
+        if not _is_uncompared(key) and all(other.overrides.get(key) == value for other in others)
+    )
+
+
 def axis_value(key: str, run: Configured) -> str:
     """What a run has on an axis."""
     return run.overrides.get(key, run.components.get(key, DEFAULT))

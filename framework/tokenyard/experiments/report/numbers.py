@@ -17,7 +17,8 @@ def number_text(value: float | None, *, is_signed: bool = False) -> str:
         return "n/a"
     decimals = 0 if value == 0 else max(0, _DIGITS - 1 - math.floor(math.log10(abs(value))))
     decimals = 0 if value == int(value) else min(decimals, 6)
-    return f"{value:{'+' if is_signed else ''},.{decimals}f}"
+    # What rounds to nothing is neither above nor below.
+    return f"{round(value, decimals) or 0.0:{'+' if is_signed else ''},.{decimals}f}"
 
 
 def estimate_text(value: Estimate | None, *, is_signed: bool = False) -> str:

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tokenyard.experiments.report.axes import common_overrides
+from tokenyard.experiments.summary import told_origin
+
 if TYPE_CHECKING:
     from jinja2 import Template
 
@@ -45,7 +48,7 @@ def page(title: str, layout: Layout, tables: Sequence[Table], pictures: Sequence
         notes=notes,
         tables=tables,
         pictures=pictures,
-        facts=_facts(layout),
+        facts=facts_of(layout),
     )
 
 
@@ -64,20 +67,17 @@ def _values(layout: Layout, axis: str) -> list[str]:
     return []
 
 
-def _facts(layout: Layout) -> list[tuple[str, list[str]]]:
-    """What all runs say of themselves, each value once."""
+def facts_of(layout: Layout) -> list[tuple[str, list[str]]]:
+    """What all runs say of themselves, each value once; and the overrides that all of them were given."""
+    runs = [run for cell in layout.cells.values() for run in cell.values()]
     found: dict[str, dict[str, None]] = {}
-    for runs in layout.cells.values():
-        for run in runs.values():
-            for name, value in _told(run.facts):
-                found.setdefault(name, {})[value] = None
-    return [(name, list(values)) for name, values in found.items()]
+    for run in runs:
+        for name, value in _told(run.facts):
+            found.setdefault(name, {})[value] = None
+    given = common_overrides([run.configured for run in runs])
+    return [*((name, list(values)) for name, values in found.items()), *([("every run", [given])] if given else [])]
 
 
 def _told(facts: Mapping[str, object]) -> list[tuple[str, str]]:
     told = [(name, str(facts[name])) for name in _FACTS if facts.get(name) is not None]
-    for group, key in (("workload", "description"), ("latency", "calibration")):
-        node = facts.get(group)
-        if isinstance(node, Mapping) and node.get(key):
-            told.append((f"{group}: {key}", str(node[key])))
-    return told
+    return told + [(group, text) for group in ("workload", "latency") if (text := told_origin(facts, group))]

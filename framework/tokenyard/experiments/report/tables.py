@@ -106,7 +106,7 @@ def headlines(comparisons: Table) -> Table:
 
 def markdown(table: Table) -> str:
     """A table as code hosts show it."""
-    lines = [_line(table.shown_columns), _line(["---"] * len(table.shown_columns)), *map(_line, table.shown)]
+    lines = [*map(markdown_line, (table.shown_columns, ["---"] * len(table.shown_columns), *table.shown))]
     return "\n".join(lines) + "\n"
 
 
@@ -143,8 +143,10 @@ def _scaled(measure: Measure, run: Run) -> float | None:
     return None if value is None else value * measure.scale
 
 
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in cells) + " |"
+def markdown_line(cells: Sequence[str]) -> str:
+    """A row of a table; of a cell's text nothing ends it early, and none is taken for HTML."""
+    plain = (" ".join(cell.replace("|", "\\|").replace("<", "&lt;").split()) for cell in cells)
+    return f"| {' | '.join(plain)} |"
 
 
 def aligned(table: Table) -> str:

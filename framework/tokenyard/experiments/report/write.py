@@ -12,7 +12,7 @@ from tokenyard.errors import UserError
 from tokenyard.experiments.report.capacity import capacity_table
 from tokenyard.experiments.report.comparison import compare
 from tokenyard.experiments.report.layout import Layout, make_layout
-from tokenyard.experiments.report.page import Shown, page
+from tokenyard.experiments.report.page import Shown, facts_of, page
 from tokenyard.experiments.report.runs import FoundRuns, find_runs
 from tokenyard.experiments.report.tables import (
     Table,
@@ -21,6 +21,7 @@ from tokenyard.experiments.report.tables import (
     csv_text,
     known_measures,
     markdown,
+    markdown_line,
     runs_table,
     settings_table,
     write_parquet,
@@ -155,5 +156,7 @@ def _write_pages(
     parts += [f"- {note}\n" for note in notes]
     parts += [f"\n## {table.title}\n\n{markdown(table)}" for table in tables]
     parts += [f"\n## {one.title}\n\n![{one.title}]({one.name}.png)\n\n{one.caption}\n" for one in pictures]
+    parts.append("\n## How the runs were made\n\n| | |\n| --- | --- |\n")
+    parts += [f"{markdown_line((name, '; '.join(values)))}\n" for name, values in facts_of(layout)]
     text.write_text("".join(parts), encoding="utf-8")
     return [html, text]

@@ -51,7 +51,7 @@ def find_format(path: Path) -> str:
         columns = set(json_object(lines, first))
         candidates = ("mooncake", "jsonl")
     else:
-        columns = {name.strip() for name in next(csv.reader([first]), [])}
+        columns = _header(lines, first)
         candidates = ("azure", "burstgpt")
     known = {name: len(columns.intersection(READERS[name].columns)) for name in candidates}
     best = max(candidates, key=lambda name: known[name])
@@ -61,3 +61,10 @@ def find_format(path: Path) -> str:
             f"say which one it is with workload.format: {', '.join(FORMATS)}"
         )
     return best
+
+
+def _header(lines: TraceLines, first: str) -> set[str]:
+    try:
+        return {name.strip() for name in next(csv.reader([first]), [])}
+    except csv.Error as error:  # lines that end as they did on old Macintoshes are one, to us
+        lines.malformed(f"is not CSV: {error}")

@@ -11,6 +11,7 @@ from tokenyard.experiments.traces.lines import TraceLines, open_bytes
 from tokenyard.experiments.traces.reader import Columns, TraceReader
 from tokenyard.experiments.traces.values import hashed_content, optional_text, second_value, token_value
 from tokenyard.interfaces.workload import Segment, WorkloadRequest
+from tokenyard.scheduler.limits import MAX_PRIORITY
 
 KEYS = ("arrival", "prompt", "output", "client", "session", "priority", "deadline", "hash_ids")
 """Keys of a row; all but the first three may be left out or be null."""
@@ -64,8 +65,8 @@ class JSONLReader(TraceReader):
 def _priority(lines: TraceLines, value: object) -> int:
     if value is None:
         return 0
-    if type(value) is not int or not -(2**63) <= value < 2**63:
-        lines.wrong("priority", value, "a whole number of 64 bits; lower is more urgent")
+    if type(value) is not int or not -MAX_PRIORITY <= value <= MAX_PRIORITY:
+        lines.wrong("priority", value, "a whole number from -2**53 to 2**53; lower is more urgent")
     return value
 
 

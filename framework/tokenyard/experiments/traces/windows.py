@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -42,9 +43,9 @@ def select(rows: Rows, *, seed: int, limit: int | None) -> Selection:
     if seed == 0:
         what = "all rows" if limit is None else f"rows 1 to {limit}, or to the end (window 0 of {limit} rows)"
         return Selection(what, lambda: itertools.islice(rows(), limit))
-    wanted = None if limit is None else (seed + 1) * limit
+    wanted = None if limit is None else min((seed + 1) * limit, sys.maxsize)
     num_rows = sum(1 for _ in itertools.islice(rows(), wanted))
-    if limit is not None and num_rows == wanted:
+    if limit is not None and num_rows == (seed + 1) * limit:
         first = seed * limit
         return Selection(
             f"rows {first + 1} to {first + limit} (window {seed} of {limit} rows)",

@@ -114,6 +114,12 @@ def test_the_page_needs_no_other_file_and_escapes_what_comes_from_outside(page: 
     assert 'name="viewport"' in page
 
 
+def test_the_markdown_has_no_markup_that_comes_from_outside(whole: Report) -> None:
+    text = (whole.folder / "report.md").read_text(encoding="utf-8")
+    assert "<script" not in text
+    assert "&lt;script>alert(1)&lt;/script>" in text
+
+
 def test_every_anchor_of_the_page_exists(page: str) -> None:
     anchors, ids = set(re.findall(r'href="#([^"]*)"', page)), set(re.findall(r'id="([^"]*)"', page))
     assert anchors <= ids
@@ -164,6 +170,7 @@ def test_missing_libraries_are_told_and_leave_the_tables(tmp_path: Path, monkeyp
         (["scheduler=sjf", "."], "takes no config"),
         ([], "takes one folder, got 0"),
         (["a", "b"], "takes one folder, got 2"),
+        ([""], "takes one folder, got ''"),
         (["nowhere"], "no such folder"),
     ],
 )
@@ -192,3 +199,18 @@ def test_the_highest_load_that_meets_the_slos_is_interpolated(tmp_path: Path) ->
     assert attained[4.0] >= 90 > attained[1.0]
     assert isinstance(rate, float)
     assert is_at_least is False
+
+
+def test_a_report_says_of_what_its_runs_were_made(tmp_path: Path) -> None:
+    """Who gets it has nothing else: the licence of a trace, the latency model, the settings that all runs share."""
+    for number, scheduler in enumerate(("fcfs", "sjf")):
+        shared = ("latency=linear", "latency.per_step=0.02", "experiment.dir=/somewhere")
+        write_queue_run(tmp_path / str(number), scheduler, overrides=(f"scheduler={scheduler}", *shared))
+    write_report(tmp_path, has_pictures=False)
+    text = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+    rows = dict(line.strip("| ").split(" | ") for line in text.partition("How the runs were made")[2].splitlines()[4:])
+    assert rows["workload"] == "synthetic: a queue & its <clients>"
+    assert rows["latency"] == "constant: set by hand"
+    assert rows["every run"] == "latency=linear latency.per_step=0.02"
+    page = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+    assert "latency=linear latency.per_step=0.02" in page

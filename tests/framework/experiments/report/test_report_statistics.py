@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenyard.experiments.report.numbers import number_text
 from tokenyard.experiments.report.statistics import estimate, paired, student_t
 
 
@@ -88,3 +89,10 @@ def test_a_ratio_sees_what_seeds_of_unequal_load_hide_from_a_difference() -> Non
     assert low is not None
     assert high is not None
     assert low < mean < high < 1.0
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(-1e-9, "+0.000000"), (0.0, "+0"), (-0.0, "+0"), (-4.49, "-4.49"), (1159.0, "+1,159")]
+)
+def test_what_rounds_to_nothing_has_no_minus(value: float, text: str) -> None:
+    assert number_text(value, is_signed=True) == text
