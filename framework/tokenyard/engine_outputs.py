@@ -24,6 +24,7 @@ class FinishedRequest:
     stop_reason: int | str | None = None  # the stop token id, None for EOS; "deadline" for an abort by deadline
     error: str | None = None  # for FinishReason.ERROR: what went wrong, for the user
     client_id: str | None = None  # whose request it was
+    num_preemptions: int = 0  # how often it had lost its turn or its blocks (since API 1.7)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

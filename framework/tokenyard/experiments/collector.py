@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tokenyard.experiments.columns import Column, GapCounter, Names
+from tokenyard.experiments.columns import Column, GapCounter, Names, RareColumn
 from tokenyard.experiments.records import RequestStatus, RequestTable
 from tokenyard.interfaces.observer import Observer
 from tokenyard.request import FinishReason
@@ -40,12 +40,13 @@ class Collector(Observer):
         self._num_requests = 0
         self._clients, self._sessions = Names(), Names()
         self.gaps = GapCounter()
-        self._client, self._session = Column(np.int32), Column(np.int32)
         self._arrival, self._first_scheduled = Column(np.float64), Column(np.float64)
         self._first_token, self._finish = Column(np.float64), Column(np.float64)
-        self._deadline, self._priority = Column(np.float64), Column(np.int64)
-        self._prompt, self._output, self._cached = Column(np.int32), Column(np.int32), Column(np.int32)
-        self._preemptions, self._computed, self._status = Column(np.int32), Column(np.int64), Column(np.int8)
+        self._prompt, self._output, self._computed = Column(np.int32), Column(np.int32), Column(np.int32)
+        self._status = Column(np.int8)
+        self._client, self._session = RareColumn(np.int32, -1), RareColumn(np.int32, -1)
+        self._deadline, self._priority = RareColumn(np.float64, np.nan), RareColumn(np.int64, 0)
+        self._cached, self._preemptions = RareColumn(np.int32, 0), RareColumn(np.int32, 0)
         # By slot; C = capacity
         self._rows: LongArray = np.full(capacity, _NOBODY, dtype=np.int64)  # [C] whose slot it is
         self._scheduled: LongArray = np.zeros(capacity, dtype=np.int64)  # [C] tokens computed in this stay
@@ -77,14 +78,15 @@ class Collector(Observer):
         self._num_requests = row + 1
         for column in self._columns():
             column.reserve(row + 1)
-        self._client.data[row] = self._clients.number(request.client)
-        self._session.data[row] = self._sessions.number(request.session)
+        self._client.put(row, self._clients.number(request.client))
+        self._session.put(row, self._sessions.number(request.session))
         self._arrival.data[row] = arrived.arrival
         self._first_scheduled.data[row] = self._first_token.data[row] = self._finish.data[row] = np.nan
-        self._deadline.data[row] = np.nan if request.deadline is None else arrived.arrival + request.deadline
-        self._priority.data[row] = request.priority
+        if request.deadline is not None:
+            self._deadline.put(row, arrived.arrival + request.deadline)
+        self._priority.put(row, request.priority)
         self._prompt.data[row] = request.num_prompt_tokens
-        self._output.data[row] = self._cached.data[row] = self._preemptions.data[row] = self._computed.data[row] = 0
+        self._output.data[row] = self._computed.data[row] = 0
         self._status.data[row] = RequestStatus.UNFINISHED
 
     # Observer
@@ -106,10 +108,9 @@ class Collector(Observer):
         for start in output.new:
             row = self._enter(start)
             self._first_scheduled.data[row] = begin
-            self._cached.data[row] = start.num_computed_tokens
+            self._cached.put(row, start.num_computed_tokens)
         for start in output.resumed:
-            row = self._enter(start)
-            self._preemptions.data[row] += 1
+            self._enter(start)
         self._scheduled[output.slots] += output.num_scheduled_tokens
         self._take_tokens(output, result, now)
 
@@ -129,15 +130,18 @@ class Collector(Observer):
         for row, (num_tokens, _) in self._last.items():
             self._output.data[row] = num_tokens
         count = self._num_requests
-        prompt, output, cached = self._prompt.data[:count], self._output.data[:count], self._cached.data[:count]
+        prompt, output, cached = self._prompt.data[:count], self._output.data[:count], self._cached.values(count)
         # The last token is never computed; whoever got none has computed at most its prompt.
-        needed = prompt.astype(np.int64) + np.maximum(output.astype(np.int64) - 1, 0) - cached
-        recomputed = np.maximum(self._computed.data[:count] - needed, 0).astype(np.int32)
+        recomputed = self._computed.data[:count]
+        recomputed -= prompt
+        recomputed -= np.maximum(output - 1, 0)
+        recomputed += cached
+        np.maximum(recomputed, 0, out=recomputed)
         return RequestTable(
             id=np.arange(count, dtype=np.int64),
-            client=self._client.data[:count],
+            client=self._client.values(count),
             clients=self._clients.names,
-            session=self._session.data[:count],
+            session=self._session.values(count),
             sessions=self._sessions.names,
             arrival=self._arrival.data[:count],
             first_scheduled=self._first_scheduled.data[:count],
@@ -146,10 +150,10 @@ class Collector(Observer):
             prompt=prompt,
             output=output,
             cached=cached,
-            preemptions=self._preemptions.data[:count],
+            preemptions=self._preemptions.values(count),
             recomputed=recomputed,
-            priority=self._priority.data[:count],
-            deadline=self._deadline.data[:count],
+            priority=self._priority.values(count),
+            deadline=self._deadline.values(count),
             status=self._status.data[:count],
         )
 
@@ -163,11 +167,10 @@ class Collector(Observer):
             self._last_token[self._steady_slots] = self._last_step_end
         self._steady_slots, self._num_steady = None, 0
 
-    def _columns(self) -> tuple[Column[np.int32] | Column[np.int64] | Column[np.float64] | Column[np.int8], ...]:
+    def _columns(self) -> tuple[Column[np.int32] | Column[np.float64] | Column[np.int8], ...]:
         return (
-            *(self._client, self._session, self._arrival, self._first_scheduled, self._first_token, self._finish),
-            *(self._deadline, self._priority, self._prompt, self._output, self._cached),
-            *(self._preemptions, self._computed, self._status),
+            *(self._arrival, self._first_scheduled, self._first_token, self._finish),
+            *(self._prompt, self._output, self._computed, self._status),
         )
 
     def _enter(self, start: RequestStart) -> int:
@@ -218,6 +221,7 @@ class Collector(Observer):
         num_tokens, _ = self._last.pop(row, (0, np.nan))
         self._output.data[row] = num_tokens
         self._finish.data[row] = now
+        self._preemptions.put(row, end.num_preemptions)
         self._status.data[row] = _STATUS[end.reason]
         self._on_end(row, now)
 

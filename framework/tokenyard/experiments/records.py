@@ -55,7 +55,7 @@ class RequestTable:
     prompt: NDArray[np.int32]  # [N] tokens
     output: NDArray[np.int32]  # [N] tokens that it got
     cached: NDArray[np.int32]  # [N] prompt tokens that the prefix cache saved, at its first admission
-    preemptions: NDArray[np.int32]  # [N]
+    preemptions: NDArray[np.int32]  # [N] how often it lost its turn or its blocks
     recomputed: NDArray[np.int32]  # [N] tokens that were computed for a second or further time
     priority: NDArray[np.int64]  # [N]
     deadline: NDArray[np.float64]  # [N] seconds since the start of the workload, NaN = none

@@ -66,8 +66,8 @@ def simulate(
     """Run the workload of a config on its scheduler, policy and K/V manager, in virtual time and without a model.
 
     `config`: a list of overrides, or a composed Hydra config (a `@hydra.main` script's own), whose executor is replaced
-    by `simulated`: the same config runs live. It needs a workload. `keep_steps=False` saves memory
-    in long runs. Without a latency model a step takes 20 ms and 70 us a token, and a warning says so. Raises ConfigError
+    by `simulated`: the same config runs live. It needs a workload. `keep_steps=False` saves memory in long runs.
+    Without a latency model a step takes 20 ms and 70 us a token, and a warning says so. Raises ConfigError
     and PluginError, and ValidationError for a request that cannot be served.
     """
     if isinstance(config, str):

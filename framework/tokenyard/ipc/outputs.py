@@ -38,6 +38,7 @@ class FinishedMessage(msgspec.Struct, frozen=True, array_like=True):
     stop_reason: int | str | None = None
     error: str | None = None
     client_id: str | None = None
+    num_preemptions: int = 0
 
 
 class AdmittedMessage(msgspec.Struct, frozen=True, array_like=True):
@@ -110,7 +111,14 @@ def outputs_to_message(outputs: EngineCoreOutputs, now: float) -> OutputsMessage
         num_tokens=Array.of(outputs.num_tokens),
         token_ids=Array.of(outputs.token_ids),
         finished=[
-            FinishedMessage(end.request_id, end.reason, _number(end.stop_reason), end.error, end.client_id)
+            FinishedMessage(
+                end.request_id,
+                end.reason,
+                _number(end.stop_reason),
+                end.error,
+                end.client_id,
+                end.num_preemptions,
+            )
             for end in outputs.finished
         ],
         admitted=[
@@ -156,6 +164,7 @@ def _finished(end: FinishedMessage) -> FinishedRequest:
         stop_reason=end.stop_reason,
         error=end.error,
         client_id=end.client_id,
+        num_preemptions=end.num_preemptions,
     )
 
 

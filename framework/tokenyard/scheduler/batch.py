@@ -154,7 +154,8 @@ class BatchScheduler(Scheduler):
                 latency=step_latency(context, self._table, self._running),
             )
         )
-        self._admitted: dict[int, list[AdmittedRequest]] = {}  # by step, until it has landed
+        self._num_tokens: dict[int, int] = {}  # by step, until it has landed: what it computes
+        self._admitted: dict[int, list[AdmittedRequest]] = {}  # the same
         self._ended: list[FinishedRequest] = []  # outside a step, not told yet
         self._has_warned = False
         self._has_overruled = False
@@ -279,13 +280,14 @@ class BatchScheduler(Scheduler):
             self._landing.step_back(output, result)
         self._landing.commit(output.slots if landed.alive is None else output.slots[landed.alive], result.errors)
         self._counters.num_generation_tokens += len(taken.token_ids)
-        num_scheduled = output.total_num_scheduled_tokens
+        num_scheduled = self._num_tokens.pop(output.step)
         self._counters.num_computed_tokens += num_scheduled
         prompt_logprobs = self._sampled.prompt_logprobs(output, result, landed)
         ends = self._sampled.ends(output, result, landed, taken, self._requests)
         if self._policy.wants_steps:
             self._policy.on_step(self._landing.outcomes(output, taken, landed, {end.request_id for end in ends}))
-        self._end([self._requests[end.request_id] for end in ends], [end.reason for end in ends])
+        if ends:
+            self._end([self._requests[end.request_id] for end in ends], [end.reason for end in ends])
         for row, request in landed.preempted:
             request.attain(int(output.num_scheduled_tokens[row]))
         if is_odd:
@@ -307,6 +309,7 @@ class BatchScheduler(Scheduler):
         output = self._steps.finish(
             self._time.now(), paused=self._running.paused_slots(), host_transfers=tuple(self._kv.take_transfers())
         )
+        self._num_tokens[output.step] = self._steps.num_tokens
         self._events.scheduled(output, self._steps.num_prefills, self._table)
         if admitted:
             self._admitted[output.step] = newly_admitted(admitted, output)
@@ -385,7 +388,11 @@ class BatchScheduler(Scheduler):
         self._end([request], [FinishReason.ERROR])  # first: when the policy fails here, `add_request` leaves no trace
         self._ended.append(
             FinishedRequest(
-                request_id=request.request_id, reason=FinishReason.ERROR, error=error, client_id=request.client_id
+                request_id=request.request_id,
+                reason=FinishReason.ERROR,
+                error=error,
+                client_id=request.client_id,
+                num_preemptions=request.num_preemptions,
             )
         )
 
@@ -416,5 +423,9 @@ class BatchScheduler(Scheduler):
 
 def _abort_at_deadline(request: Request) -> FinishedRequest:
     return FinishedRequest(
-        request_id=request.request_id, reason=FinishReason.ABORT, stop_reason="deadline", client_id=request.client_id
+        request_id=request.request_id,
+        reason=FinishReason.ABORT,
+        stop_reason="deadline",
+        client_id=request.client_id,
+        num_preemptions=request.num_preemptions,
     )

@@ -97,8 +97,8 @@ class BlockGrowth:
         needed = num_blocks_needed(self._kv, request, self._block_size, without)
         return needed - self._kv.usage.num_free_blocks
 
-    def _grow_by_one(self, slots: LongArray, starts: LongArray) -> bool:
-        """A further block for each of these, which have `starts` blocks; False, with nothing changed: too few are free."""
+    def _grow_by_one(self, slots: LongArray, starts: IntArray) -> bool:
+        """A further block for each of these, which have `starts`; False, with nothing changed: too few are free."""
         table, rows = self._table, slots.tolist()
         block_ids = self._kv.allocate_next([request for slot in rows if (request := table.requests[slot]) is not None])
         if block_ids is None:

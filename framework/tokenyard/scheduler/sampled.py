@@ -83,6 +83,7 @@ class SampledTokens:
                 reason=FinishReason.ERROR,
                 error=result.errors[request.request_id],
                 client_id=request.client_id,
+                num_preemptions=request.num_preemptions,
             )
             for request in (self._rows_requests(output, landed) if result.errors else ())
             if request.request_id in result.errors
@@ -169,4 +170,5 @@ def _end_of(request: Request, last_token: int, is_stop: bool) -> FinishedRequest
         reason=FinishReason.STOP if is_stop else FinishReason.LENGTH,
         stop_reason=last_token if is_stop and last_token not in request.core.eos_token_ids else None,
         client_id=request.client_id,
+        num_preemptions=request.num_preemptions,
     )

@@ -103,7 +103,8 @@ class SlotTable:
     def _widen(self, width: int) -> None:
         """Room for `width` positions in a row, and for more before this is needed again."""
         wide = min(max(width, 2 * self.token_ids.shape[1]), self._max_model_len + 1)
-        self.token_ids = np.pad(self.token_ids, ((0, 0), (0, wide - self.token_ids.shape[1])))
+        narrow, self.token_ids = self.token_ids, np.zeros((self.capacity, wide), dtype=np.int32)  # untouched: no memory
+        self.token_ids[:, : narrow.shape[1]] = narrow
 
     def _grow(self) -> None:
         """Double the capacity: slots whose last step is in flight are not free, so more may be needed than may run."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from planned_workloads import request, simulated
-from tokenyard.errors import ConfigError, ValidationError
+from tokenyard.errors import ConfigError, PluginError, ValidationError
 from tokenyard.experiments.records import RequestStatus, RunRecord
 from tokenyard.interfaces import OUTPUT, Segment, WorkloadRequest
 
@@ -79,7 +79,7 @@ def test_a_follow_up_comes_when_the_workload_says_and_counts_for_the_limit() -> 
 
 
 def test_a_follow_up_before_the_end_that_it_follows_is_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"follow-up of request 0 arrives at 0\.5"):
+    with pytest.raises(PluginError, match=r"follow-up of request 0 arrives at 0\.5"):
         simulated([request(0.0, 1, 2)], follow_ups=lambda ended, end: [request(0.5)])
 
 
@@ -161,8 +161,24 @@ def test_the_gaps_are_those_between_the_tokens_of_each_request() -> None:
     assert sorted(np.repeat(record.gaps.seconds, record.gaps.counts).tolist()) == [2.0, 3.0, 3.0]
 
 
-def check_conservation(record: RunRecord, num_requests: int, *, is_ordered: bool = True) -> None:
-    """What must hold of any run that ends by itself, without prefix hits."""
+def test_steps_tell_who_waits_and_blocks_are_weighed_by_the_time_that_they_are_held() -> None:
+    record = simulated(
+        [request(0.0, 20, 3), request(0.0, 1, 1)],
+        "latency=linear",
+        "latency.per_step=1",
+        "latency.per_token=1",
+        "scheduler.max_num_seqs=1",
+        "kv_cache.num_blocks=8",
+    )
+    assert record.steps is not None
+    assert record.steps.waiting.tolist() == [1, 1, 1, 0]
+    assert record.steps.used_blocks.tolist() == [2, 2, 0, 0]  # once the step is done: what ended holds nothing
+    assert record.totals.mean_kv_usage == pytest.approx((21 * 2 + 2 * 2) / (21 + 2 + 2 + 2) / 8)
+    assert record.totals.max_kv_usage == 2 / 8
+
+
+def check_conservation(record: RunRecord, num_requests: int) -> None:
+    """What must hold of any run that ends by itself."""
     table, totals = record.requests, record.totals
     assert len(table) == num_requests
     assert (table.status == RequestStatus.FINISHED).all()

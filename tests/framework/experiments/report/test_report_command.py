@@ -209,7 +209,7 @@ def test_a_report_says_of_what_its_runs_were_made(tmp_path: Path) -> None:
     write_report(tmp_path, has_pictures=False)
     text = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
     rows = dict(line.strip("| ").split(" | ") for line in text.partition("How the runs were made")[2].splitlines()[4:])
-    assert rows["workload"] == "synthetic: a queue & its <clients>"
+    assert rows["workload"] == "synthetic: a queue & its &lt;clients>"
     assert rows["latency"] == "constant: set by hand"
     assert rows["every run"] == "latency=linear latency.per_step=0.02"
     page = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
