@@ -37,8 +37,18 @@ class Answer(NamedTuple):
 class Connection:
     """Any number of requests to one server at once. Made inside an event loop; `close` it there."""
 
-    def __init__(self, endpoint: Endpoint, *, timeout: float | None = None, is_verified: bool = True) -> None:
-        """`timeout` in seconds is of a whole request; `is_verified` is whether the certificate must hold."""
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        timeout: float | None = None,
+        silence: float | None = None,
+        is_verified: bool = True,
+    ) -> None:
+        """In seconds: `timeout` is of a whole request, `silence` of a server that sends nothing in the middle of one.
+
+        `is_verified` is whether the certificate must hold.
+        """
         check_installed()
         import aiohttp  # of an extra
 
@@ -46,7 +56,7 @@ class Connection:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=is_verified),
             headers=endpoint.headers,
-            timeout=aiohttp.ClientTimeout(total=timeout, sock_connect=_CONNECT_SECONDS),
+            timeout=aiohttp.ClientTimeout(total=timeout, sock_connect=_CONNECT_SECONDS, sock_read=silence),
             trust_env=not endpoint.is_local,
             auto_decompress=True,
         )

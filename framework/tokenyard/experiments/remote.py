@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MOST_OPEN = 900  # requests on their way: each holds a socket, and most systems allow 1024 files
+_SILENCE_SECONDS = 300.0  # a server that sends nothing for so long has forgotten the request, or stands still
 _PROBE = WorkloadRequest(arrival=0.0, num_prompt_tokens=4, num_output_tokens=2)
 _WARM_UP = WorkloadRequest(arrival=0.0, num_prompt_tokens=32, num_output_tokens=8)
 _NUM_WARM_UPS = 2
@@ -51,7 +52,7 @@ def run_remote(config: EngineConfig, catalogue: Catalogue) -> RunRecord:
 
 
 async def _run(config: EngineConfig, endpoint: Endpoint, workload: Workload) -> RunRecord:
-    async with Connection(endpoint) as connection:
+    async with Connection(endpoint, silence=_SILENCE_SECONDS) as connection:
         names = await list_models(connection)
         name = config.model.name if config.model.name in names else None
         dialect = await find_dialect(connection, choose_model(names, name, endpoint.root), _PROBE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from tokenyard.client.endpoint import find_endpoint
 from tokenyard.durations import parse_seconds
 from tokenyard.launch.convert import wrong
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 def check_experiment(experiment: ExperimentConfig) -> None:
     """Raise ConfigError on the first value that cannot work."""
     _check_slo(experiment.slo)
+    if experiment.target is not None:
+        find_endpoint(experiment.target, "experiment.target")
     for client, weight in experiment.client_weights.items():
         if not 0 < weight < math.inf:  # also refuses NaN
             allowed = "a client's share relative to the others', a number above 0"

@@ -154,8 +154,7 @@ class BatchScheduler(Scheduler):
                 latency=step_latency(context, self._table, self._running),
             )
         )
-        self._num_tokens: dict[int, int] = {}  # by step, until it has landed: what it computes
-        self._admitted: dict[int, list[AdmittedRequest]] = {}  # the same
+        self._admitted: dict[int, list[AdmittedRequest]] = {}  # by step, until it has landed
         self._ended: list[FinishedRequest] = []  # outside a step, not told yet
         self._has_warned = False
         self._has_overruled = False
@@ -280,7 +279,7 @@ class BatchScheduler(Scheduler):
             self._landing.step_back(output, result)
         self._landing.commit(output.slots if landed.alive is None else output.slots[landed.alive], result.errors)
         self._counters.num_generation_tokens += len(taken.token_ids)
-        num_scheduled = self._num_tokens.pop(output.step)
+        num_scheduled = output.total_num_scheduled_tokens
         self._counters.num_computed_tokens += num_scheduled
         prompt_logprobs = self._sampled.prompt_logprobs(output, result, landed)
         ends = self._sampled.ends(output, result, landed, taken, self._requests)
@@ -309,7 +308,6 @@ class BatchScheduler(Scheduler):
         output = self._steps.finish(
             self._time.now(), paused=self._running.paused_slots(), host_transfers=tuple(self._kv.take_transfers())
         )
-        self._num_tokens[output.step] = self._steps.num_tokens
         self._events.scheduled(output, self._steps.num_prefills, self._table)
         if admitted:
             self._admitted[output.step] = newly_admitted(admitted, output)

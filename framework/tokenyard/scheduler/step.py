@@ -29,7 +29,6 @@ class StepBuilder:
         self._table = table
         self.num_steps = 0
         self.num_prefills = 0  # rows of the last step that are no decodes: the last ones
-        self.num_tokens = 0  # that the last step computes
         self._ended: list[Slot] = []
         self._decodes = self._last_slots = NO_SLOTS
         self._generations: IntArray = np.empty(0, dtype=np.int32)
@@ -130,7 +129,6 @@ class StepBuilder:
         self.num_in_flight += 1
         self.num_steps += 1
         self.num_prefills = len(self._slots)
-        self.num_tokens = len(self._decodes) + sum(self._counts)
         self._ended.clear()
         self._clear()
         return output

@@ -271,3 +271,22 @@ def test_our_own_server_serves_a_workload_with_its_hints(tiny_llama_dir: Path) -
         record = run(server.url, requests)
     assert record.requests.status.tolist() == [0] * 4
     assert record.requests.output.tolist() == [3] * 4
+
+
+def test_a_server_that_falls_silent_in_an_answer_is_left_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenyard.experiments.remote._SILENCE_SECONDS", 0.2)
+    asked_before = [0]
+
+    def answer(asked: Asked) -> Stream:
+        asked_before[0] += 1
+        return completion(asked) if asked_before[0] <= NUM_BEFORE + 1 else Stream([chunk(" x", ids=[40]), 60.0, DONE])
+
+    with fake_server(models=models("m"), completions=answer) as server:
+        record = run(server, some(2))
+    assert sorted(record.requests.status.tolist()) == [RequestStatus.FINISHED, RequestStatus.REJECTED]
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:80", "ftp://127.0.0.1", "''", "http://"])
+def test_a_target_that_is_no_server_s_url_is_refused_before_anything_runs(url: str) -> None:
+    with pytest.raises(UserError, match=r"experiment\.target takes the URL of a server"):
+        planted(PlantedWorkload(some(1), None, has_content=False), [f"experiment.target={url}"])
