@@ -96,10 +96,8 @@ class SimulatedExecutor(Executor):
 
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> _Done[ModelRunnerOutput]:
         output, ready_at = self._waiting.pop(0)
-        num_sampled = output.samples.astype(np.int32)
-        result = ModelRunnerOutput(
-            step=output.step, num_sampled=num_sampled, token_ids=self._sampled(int(np.count_nonzero(num_sampled)))
-        )
+        token_ids = self._sampled(int(np.count_nonzero(output.samples)))
+        result = ModelRunnerOutput(step=output.step, num_sampled=output.samples.astype(np.int32), token_ids=token_ids)
         return _Done(result, ready_at)
 
     def collective_rpc(self, name: str, arguments: Sequence[object] = ()) -> Sequence[object]:

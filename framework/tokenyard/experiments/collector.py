@@ -200,19 +200,18 @@ class Collector(Observer):
         if len(slots) != len(result.request_ids):  # some have ended since, or wait again
             named = [self._slots[row] for row in map(int, result.request_ids) if row in self._slots]
             slots = np.array(named, dtype=np.int64)
-        tokens = self._tokens[slots]
-        is_first = tokens == 0
-        self._tokens[slots] = tokens + 1
+        self._tokens[slots] += 1
         last = self._last_token[slots]
         self._last_token[slots] = now
-        num_first = np.count_nonzero(is_first)
-        if num_first:
-            self._first_token.data[self._rows[slots[is_first]]] = now
-        num_steady = np.count_nonzero(last == self._last_step_end)
+        is_steady = last == self._last_step_end
+        num_steady = int(np.count_nonzero(is_steady))
         if num_steady:
-            self.gaps.add(now - self._last_step_end, int(num_steady))
-        if num_steady + num_first < len(slots):
-            self.gaps.extend((now - last[~is_first & (last != self._last_step_end)]).tolist())
+            self.gaps.add(now - self._last_step_end, num_steady)
+        if num_steady < len(slots):
+            others = last[~is_steady]
+            is_first = np.isnan(others)
+            self._first_token.data[self._rows[slots[~is_steady][is_first]]] = now
+            self.gaps.extend((now - others[~is_first]).tolist())
 
     def _end(self, end: FinishedRequest, now: float) -> None:
         row = int(end.request_id)

@@ -20,6 +20,8 @@ def index_of(rank: Rank, entries: Sequence[tuple[Rank, Any]], start: int = 0) ->
 
     A policy's keys are its own objects: where they no longer compare as they did, it is looked for one by one.
     """
+    if start < len(entries) and entries[start][0] is rank:  # mostly the first one leaves
+        return start
     try:
         index = bisect_left(entries, (rank,), lo=start)
     except (Exception, SystemExit):
