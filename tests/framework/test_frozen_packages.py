@@ -237,6 +237,7 @@ def test_a_policy_of_1_3_reads_what_requests_say_to_it(loop: str) -> None:
     engine.close()
 
 
+@pytest.mark.slow
 class TestRowsOf14(AttentionBackendContract):
     """A backend of 1.4, which may be recorded, keeps the contract of this version."""
 
