@@ -86,7 +86,8 @@ def test_the_tokens_of_a_character_that_comes_in_bytes_come_with_its_text(server
     assert "".join(part["delta"].get("content", "") for part in parts) == "hi両"
     assert [token_id for part in parts for token_id in part["token_ids"]] == [HI, *byte_ids(CHARACTER), EOS]
     (character,) = [part for part in parts if "両" in part["delta"].get("content", "")]
-    assert set(byte_ids(CHARACTER)) <= set(character["token_ids"])
+    # Its first bytes may share a chunk with what is before them; its text waits for the last one.
+    assert byte_ids(CHARACTER)[-1] in character["token_ids"]
     assert all(len(part["logprobs"]["content"]) == len(part["token_ids"]) for part in parts if part["token_ids"])
     assert parts[-1]["finish_reason"] == "stop"
 
