@@ -9,7 +9,8 @@ import numpy as np
 
 from tokenyard.clock import MonotonicClock
 from tokenyard.errors import ConfigError
-from tokenyard.interfaces.executor import Executor, KVCacheGroupSpec, WorkerReport
+from tokenyard.executor.simulated import report_without_model
+from tokenyard.interfaces.executor import Executor
 from tokenyard.launch.assemble import assemble_parts
 from tokenyard.launch.cache_size import CacheSize, bytes_per_block
 from tokenyard.launch.host_memory import host_blocks
@@ -28,16 +29,7 @@ if TYPE_CHECKING:
 VOCAB_SIZE = 40000  # the prompts' token ids lie below it
 SAMPLED_TOKEN = 5  # what every row of every step is said to have sampled
 
-NULL_REPORT = WorkerReport(
-    kv_cache_groups=(KVCacheGroupSpec(num_layers=1, bytes_per_token=1),),
-    available_bytes=0,
-    vocab_size=VOCAB_SIZE,
-    decoder="none",
-    attention_backend="none",
-    device="none",
-    dtype="none",
-    load_seconds=0.0,
-)
+NULL_REPORT = report_without_model(VOCAB_SIZE)
 
 
 class NullExecutor(Executor):

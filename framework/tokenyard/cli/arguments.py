@@ -75,6 +75,11 @@ class Given:
         with one_line_errors():
             return load_engine_config(self.overrides, config_file=self.config_file)
 
+    def refuse_words(self) -> None:
+        """Raise UserError for a word, of a command that takes none."""
+        if self.words:
+            raise UserError(f"unexpected argument '{self.words[0]}'; overrides are written key=value")
+
     def load_plugins(self) -> Catalogue:
         """The plugins alone, when the config cannot be had."""
         with one_line_errors():

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 
 from tokenyard.cli.arguments import Parser, make_parser, parse
-from tokenyard.errors import UserError
 
 
 def command_parser() -> Parser:
@@ -19,8 +18,7 @@ def command_parser() -> Parser:
 def main(arguments: Sequence[str]) -> int:
     """YAML with origins as comments, or JSON: `{key: {"value": ..., "origin": ...}}`."""
     given = parse(command_parser(), arguments)
-    if given.words:
-        raise UserError(f"unexpected argument '{given.words[0]}'; overrides are written key=value")
+    given.refuse_words()
     composed = given.compose()
     if given.flags.json:
         leaves = dict(_leaves(composed.values))

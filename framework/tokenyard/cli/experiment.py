@@ -43,8 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     """0 = every run is done, 1 = some failed."""
     hydra = split_hydra_overrides(arguments)
     given = parse(command_parser(), hydra.others)
-    if given.words:
-        raise UserError(f"unexpected argument '{given.words[0]}'; overrides are written key=value")
+    given.refuse_words()
     if hydra.launcher:
         if not given.flags.multirun:
             raise UserError(f"{hydra.launcher[0]}: one run needs no launcher; leave it out, or give -m")

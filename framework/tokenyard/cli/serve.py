@@ -11,7 +11,6 @@ from pathlib import Path
 
 from tokenyard.cli.arguments import Given, Parser, make_parser, parse
 from tokenyard.config import ModelConfig
-from tokenyard.errors import UserError
 from tokenyard.server.api_keys import KEY_VARIABLE, read_api_keys
 from tokenyard.server.run import START_THREAD, check_packages, serve
 
@@ -43,8 +42,7 @@ def command_parser() -> Parser:
 def main(arguments: Sequence[str]) -> int:
     """Until a signal, or the engine's end."""
     given = parse(command_parser(), arguments)
-    if given.words:
-        raise UserError(f"unexpected argument '{given.words[0]}'; overrides are written key=value")
+    given.refuse_words()
     check_packages()
     keys = _api_keys(given)
     _log_with_time()

@@ -34,8 +34,7 @@ def command_parser() -> Parser:
 def main(arguments: Sequence[str]) -> int:
     """Metrics go to stdout, everything else to stderr."""
     given = parse(command_parser(), arguments)
-    if given.words:
-        raise UserError(f"unexpected argument '{given.words[0]}'; overrides are written key=value")
+    given.refuse_words()
     _check_file(given, "requests")
     _check_file(given, "steps")
     # A default of this command's: what is given wins.

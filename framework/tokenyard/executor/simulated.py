@@ -39,6 +39,20 @@ class _Done(NamedTuple, Generic[ResultT_co]):
 _EXECUTED = _Done(None, None)
 
 
+def report_without_model(vocab_size: int) -> WorkerReport:
+    """What an executor says that has loaded nothing: a token's K/V takes a byte, and there is no memory to fill."""
+    return WorkerReport(
+        kv_cache_groups=(KVCacheGroupSpec(num_layers=1, bytes_per_token=1),),
+        available_bytes=0,
+        vocab_size=vocab_size,
+        decoder="none",
+        attention_backend="none",
+        device="none",
+        dtype="none",
+        load_seconds=0.0,
+    )
+
+
 class SimulatedExecutor(Executor):
     """Steps run one after the other; each begins when it is asked for, or when the one before it is done."""
 
@@ -55,16 +69,7 @@ class SimulatedExecutor(Executor):
         self._tokens: IntArray = np.full(256, OUTPUT_TOKEN, dtype=np.int32)
 
     def initialize(self, config: EngineConfig) -> WorkerReport:
-        return WorkerReport(
-            kv_cache_groups=(KVCacheGroupSpec(num_layers=1, bytes_per_token=1),),
-            available_bytes=0,
-            vocab_size=VOCAB_SIZE,
-            decoder="none",
-            attention_backend="none",
-            device="none",
-            dtype="none",
-            load_seconds=0.0,
-        )
+        return report_without_model(VOCAB_SIZE)
 
     def allocate_kv_cache(self, plan: KVCachePlan) -> None:
         """There is nothing to allocate."""

@@ -12,7 +12,7 @@ from tokenyard.interfaces.observer import Observer
 from tokenyard.request import FinishReason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from tokenyard.arrays import LongArray
     from tokenyard.engine_outputs import EngineCoreOutputs, FinishedRequest
@@ -29,14 +29,13 @@ _STATUS = {
 
 
 class Collector(Observer):
-    """Requests are known by their numbers, which their ids spell. `on_end(number, time)` hears of each end of a step.
+    """Requests are known by their numbers, which their ids spell.
 
     What changes every step lives in arrays by slot of the engine's batch, and moves to the request's row when that
     leaves its slot: a step that only decodes costs a handful of vector operations.
     """
 
-    def __init__(self, capacity: int, on_end: Callable[[int, float], None]) -> None:
-        self._on_end = on_end
+    def __init__(self, capacity: int) -> None:
         self._num_requests = 0
         self._clients, self._sessions = Names(), Names()
         self.gaps = GapCounter()
@@ -59,16 +58,6 @@ class Collector(Observer):
         # The same rows decode together for many steps: what these add waits until somebody asks.
         self._steady_slots: LongArray | None = None  # of the last step, when all its rows got a token for a token
         self._num_steady = 0  # such steps that are not added yet
-
-    @property
-    def num_requests(self) -> int:
-        """Requests so far."""
-        return self._num_requests
-
-    @property
-    def num_open_slots(self) -> int:
-        """Requests that hold a place in the batch."""
-        return len(self._slots)
 
     def arrived(self, arrived: Arrived) -> None:
         """A request is sent; its numbers come one after another."""
@@ -222,7 +211,6 @@ class Collector(Observer):
         self._finish.data[row] = now
         self._preemptions.put(row, end.num_preemptions)
         self._status.data[row] = _STATUS[end.reason]
-        self._on_end(row, now)
 
     def _grow(self, length: int) -> None:
         more = max(length, 2 * len(self._rows)) - len(self._rows)

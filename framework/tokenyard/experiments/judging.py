@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING
 from tokenyard.experiments.alone_time import AloneTime
 from tokenyard.experiments.metrics import run_metrics
 from tokenyard.experiments.slo import parse_slo
-from tokenyard.launch.steering import make_latency_model
 
 if TYPE_CHECKING:
-    from tokenyard.catalogue import Catalogue
     from tokenyard.config import EngineConfig
     from tokenyard.experiments.records import RunRecord
+    from tokenyard.interfaces.latency import LatencyModel
 
 
-def judged(record: RunRecord, config: EngineConfig, catalogue: Catalogue) -> dict[str, object]:
+def judged(record: RunRecord, config: EngineConfig, latency: LatencyModel | None) -> dict[str, object]:
     """`run_metrics` of a record, with the config's SLO and limits; slowdown is by its latency model, if it has one."""
-    latency = make_latency_model(config, catalogue)
     return run_metrics(
         record,
         parse_slo(config.experiment.slo),

@@ -10,15 +10,12 @@ import numpy as np
 
 from tokenyard.engine.driver import drive
 from tokenyard.errors import ConfigError
-from tokenyard.experiments.arrivals import WorkloadArrivals
-from tokenyard.experiments.collector import Collector
 from tokenyard.experiments.content import ContentTokens
 from tokenyard.experiments.live_prompts import LivePrompts, text_vocabulary
 from tokenyard.experiments.prompts import PromptTokens
-from tokenyard.experiments.records import RunRecord
 from tokenyard.experiments.requests import RequestMaker
 from tokenyard.experiments.run_clock import RunClock
-from tokenyard.experiments.step_log import StepLog
+from tokenyard.experiments.watched_run import WatchedRun, watched_config
 from tokenyard.experiments.witness import Witness
 from tokenyard.experiments.workloads import make_workload
 from tokenyard.launch.assemble import build_engine
@@ -32,9 +29,8 @@ if TYPE_CHECKING:
     from tokenyard.catalogue import Catalogue
     from tokenyard.config import EngineConfig
     from tokenyard.engine_outputs import EngineCoreOutputs
-    from tokenyard.experiments.arrivals import Arrived
+    from tokenyard.experiments.records import RunRecord
     from tokenyard.interfaces.engine_core import EngineCore
-    from tokenyard.interfaces.workload import Workload
     from tokenyard.launch.assemble import RunningEngine
 
 logger = logging.getLogger(__name__)
@@ -65,61 +61,30 @@ def run_live(
         capacity = capacity_of(engine)
         warm_up(engine.core, clock, tokens, capacity)
         before = engine.core.stats().num_preemptions
-        run = _LiveRun(config, workload, engine, tokens, capacity, keeps_steps=keeps_steps)
+        maker = RequestMaker(PromptTokens(0), capacity, has_content=workload.has_content)
+        prompts = LivePrompts(tokens, has_content=workload.has_content)
+        run = WatchedRun(
+            config,
+            workload,
+            clock,
+            lambda arrived: replace(maker.make(arrived), prompt_token_ids=prompts.of(arrived)),
+            keeps_steps=keeps_steps,
+        )
+        if engine.kv_cache_manager is not None:
+            run.log.watch(engine.kv_cache_manager)
         witness.open([run.collector, run.log])
+
+        def deliver(outputs: EngineCoreOutputs) -> None:
+            prompts.take(outputs)  # first: an end may bring the next turn, which contains this answer
+            run.deliver(outputs)
+
         clock.begin()
-        drive(engine.core, clock, run.deliver, run.arrivals)
+        drive(engine.core, clock, deliver, run.arrivals)
         witness.check()
         record = run.record(engine.core.stats().num_preemptions - before)
     finally:
         engine.core.shutdown()
     return replace(record, facts=live_facts(engine))
-
-
-class _LiveRun:
-    """A workload on its way through an engine."""
-
-    def __init__(
-        self,
-        config: EngineConfig,
-        workload: Workload,
-        engine: RunningEngine,
-        tokens: ContentTokens,
-        capacity: int,
-        *,
-        keeps_steps: bool,
-    ) -> None:
-        self._clock = engine.clock
-        self._maker = RequestMaker(PromptTokens(0), capacity, has_content=workload.has_content)
-        self._prompts = LivePrompts(tokens, has_content=workload.has_content)
-        self.collector = Collector(2 * config.scheduler.max_num_seqs, self._ended)
-        self.log = StepLog(
-            config.scheduler.max_num_batched_tokens, lambda: self.arrivals.num_open, keeps_steps=keeps_steps
-        )
-        if engine.kv_cache_manager is not None:
-            self.log.watch(engine.kv_cache_manager)
-        self.arrivals = WorkloadArrivals(workload, config.workload, self._make)
-
-    def deliver(self, outputs: EngineCoreOutputs) -> None:
-        self._prompts.take(outputs)
-        if outputs.finished:
-            self.collector.ended(outputs.finished, self._clock.now())
-
-    def record(self, num_preemptions: int) -> RunRecord:
-        return RunRecord(
-            requests=self.collector.table(),
-            gaps=self.collector.gaps.gaps(),
-            totals=self.log.totals(num_preemptions),
-            steps=self.log.steps(),
-        )
-
-    def _make(self, arrived: Arrived) -> EngineCoreRequest:
-        request = replace(self._maker.make(arrived), prompt_token_ids=self._prompts.of(arrived))
-        self.collector.arrived(arrived)
-        return request
-
-    def _ended(self, number: int, end: float) -> None:
-        self.arrivals.ended(number, end)
 
 
 def live_config(config: EngineConfig, *, has_content: bool) -> EngineConfig:
@@ -129,10 +94,7 @@ def live_config(config: EngineConfig, *, has_content: bool) -> EngineConfig:
             "engine.process=own: a workload is run by the process that watches the engine; leave it out, or start "
             "`tokenyard serve` and name its URL in experiment.target"
         )
-    if not has_content:  # nothing could be found, and hashing costs time
-        config = replace(config, kv_cache=replace(config.kv_cache, enable_prefix_caching=False))
-    # Nobody reads a step's stats here.
-    return replace(config, engine=replace(config.engine, log_stats=False))
+    return watched_config(config, has_content=has_content)
 
 
 def capacity_of(engine: RunningEngine) -> int:

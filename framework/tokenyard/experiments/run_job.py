@@ -19,6 +19,7 @@ from tokenyard.experiments.run import run_workload
 from tokenyard.experiments.run_folder import write_run, write_whole
 from tokenyard.experiments.sinks import check_sinks, send
 from tokenyard.ipc.child import begin_child, end_now
+from tokenyard.launch.steering import make_latency_model
 
 if TYPE_CHECKING:
     from tokenyard.config import EngineConfig
@@ -57,8 +58,9 @@ def run_in(folder: Path) -> None:
     began, start = datetime.now(UTC), time.perf_counter()
     record = run_workload(with_traces_in(config, folder), catalogue, keeps_steps=config.experiment.keep_steps)
     seconds = time.perf_counter() - start
-    metrics = judged(record, config, catalogue)
-    facts = run_facts(config, catalogue)
+    latency = make_latency_model(config, catalogue)
+    metrics = judged(record, config, latency)
+    facts = run_facts(config, catalogue, latency_used=latency)
     if record.facts:  # of a live run: what the engine or the server turned out to be
         facts = {**facts, "ran_on": dict(record.facts)}
     if config.experiment.sinks:  # before the folder is done: what a sink did not get is run again

@@ -19,6 +19,7 @@ from tokenyard.experiments.simulation import run_simulated
 from tokenyard.launch.chosen import chosen
 from tokenyard.launch.compose import load_engine_config, load_engine_config_from
 from tokenyard.launch.schema import NO_LATENCY
+from tokenyard.launch.steering import make_latency_model
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -83,9 +84,11 @@ def simulate(
 def simulated(config: EngineConfig, catalogue: Catalogue, *, keep_steps: bool) -> SimulationResult:
     """The same from a config that was converted and checked already."""
     config = _with_latency(config)
-    facts = run_facts(config, catalogue)  # a plugin that cannot say what it is should not cost a run
+    latency = make_latency_model(config, catalogue)
+    # First: a plugin that cannot say what it is should not cost a run.
+    facts = run_facts(config, catalogue, latency_used=latency)
     record = run_simulated(config, catalogue, keeps_steps=keep_steps)
-    return SimulationResult(metrics=judged(record, config, catalogue), facts=facts, record=record)
+    return SimulationResult(metrics=judged(record, config, latency), facts=facts, record=record)
 
 
 def _without_model(config: EngineConfig, catalogue: Catalogue) -> EngineConfig:
